@@ -1,8 +1,7 @@
 """The parameters that a sharded model gathers together: the root, each block, each router.
 
-The same parameters, with the same rows, as ``smalti.model.decoder.Decoder`` registers, in the units that
-``smalti.distributed.parallel.fsdp.shard`` shards (a test compares both). ``Unit.elements`` adds the padding of a
-layout.
+They are those of ``smalti.model.decoder.Decoder``, in the units of ``smalti.distributed.parallel.fsdp.shard`` (a test
+compares both). ``Unit.elements`` adds the padding of a layout.
 """
 
 from collections.abc import Iterable
@@ -22,7 +21,7 @@ KEEP_GATHERED_BYTES = 1 << 30
 
 
 FORMAT_BYTES = {"fp32": 4, "bf16": 2}
-"""Of a number, by the name of its format."""
+"""Name of a number format -> bytes of a number."""
 
 _ROWS_SHARED = ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj", "embed", "lm_head")
 _WIDTH_SHARED = ("o_proj", "down_proj")
@@ -30,20 +29,20 @@ _WIDTH_SHARED = ("o_proj", "down_proj")
 
 @dataclass(frozen=True)
 class Part:
-    """One parameter of a unit. FSDP2 shards its rows (dim 0), or another dim of experts."""
+    """A parameter of a unit. FSDP2 shards its rows (dim 0), or another dim of experts."""
 
     rows: int
     """Size of dim 0."""
     width: int
     """Elements of a row."""
     inner: tuple[int, ...]
-    """Dims behind the first that may be cut instead, where the ranks do not divide the rows: those of experts."""
+    """Other dims, of experts, that may be sharded instead if the ranks do not divide the rows."""
     tensor: Literal["rows", "width", "none"]
-    """Which of the two a tensor axis shares; ``none``: every rank of that axis has it whole."""
+    """The dim that a tensor axis splits; ``none``: every rank of that axis has the whole parameter."""
 
     @property
     def is_expert(self) -> bool:
-        """[experts, ...]: an expert axis shares its rows, a tensor axis its width."""
+        """True for [experts, ...]: an expert axis splits its rows, a tensor axis its width."""
         return bool(self.inner)
 
 
@@ -54,27 +53,27 @@ class Unit:
     name: Name
     """``expert block``: a block with experts, without its router."""
     count: int
-    """How many of them the model has."""
+    """Number of such units in the model."""
     parts: tuple[Part, ...]
     """Its parameters."""
 
     @property
     def full_precision(self) -> bool:
-        """Gathered and reduced in fp32, and not given back between forward and backward."""
+        """True if it is gathered and reduced in fp32, and stays gathered between forward and backward."""
         return self.name == "router"
 
     def elements(self, shards: int, *, tensor: int = 1, experts: bool | None = None) -> int:
-        """Elements of the gathered buffer over ``shards`` ranks: rows are filled up to a multiple of them, where no
-        inner dim is one.
+        """Return the elements of the gathered buffer over ``shards`` ranks.
 
-        experts: only the experts' weights, or only the others; None: all.
+        Rows are padded to a multiple of the ranks, unless an inner dim is one. experts: only the experts' weights, or
+        only the others; None: all.
         """
         return sum(_padded(part, shards, tensor) for part in self.parts if experts is None or part.is_expert == experts)
 
 
 @lru_cache(maxsize=32)
 def units(model: ModelConfig) -> tuple[Unit, ...]:
-    """The root, then the kinds of block that the model has, then its routers."""
+    """Return the root, then the kinds of block that the model has, then its routers."""
     layers = range(model.num_hidden_layers)
     named = weights(model)
     result = [Unit("root", 1, _parts([w for w in named if w.layer is None], model.qk_norm))]
@@ -91,8 +90,8 @@ def units(model: ModelConfig) -> tuple[Unit, ...]:
 
 
 def keeps_gathered(model: ModelConfig, compute_bytes: int, *, stage: bool = False) -> bool:
-    """Whether weights stay whole between forward and backward: those of a small model, and of a pipeline ``stage``."""
-    return stage or count(model).total * compute_bytes <= KEEP_GATHERED_BYTES  # asked before anything is sharded
+    """Return True if weights stay gathered between forward and backward: of a small model, or a pipeline ``stage``."""
+    return stage or count(model).total * compute_bytes <= KEEP_GATHERED_BYTES  # the sizes before sharding
 
 
 def _parts(named: Iterable[Weight], qk_norm: str | None) -> tuple[Part, ...]:

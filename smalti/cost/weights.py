@@ -12,18 +12,18 @@ from smalti.config.model import ModelConfig
 Kind = Literal["embedding", "head", "attention", "mlp", "expert", "router", "norm", "bias"]
 
 KINDS: tuple[Kind, ...] = ("embedding", "head", "attention", "mlp", "expert", "router", "norm", "bias")
-"""In the order in which they are printed. ``mlp``: plain MLPs and shared experts; ``expert``: those of a router."""
+"""All kinds in the order of output. ``mlp``: dense MLPs and shared experts; ``expert``: routed experts."""
 
 
 @dataclass(frozen=True)
 class Weight:
-    """One tensor: ``count`` matrices of ``rows`` outputs x ``columns`` inputs (a norm or bias is one row)."""
+    """A tensor: ``count`` matrices of ``rows`` outputs x ``columns`` inputs (a norm or bias is one row)."""
 
     name: str
-    """Within its layer: ``q_proj`` ... ``down_proj``, ``router``, ``attention_norm``, ``q_proj.bias`` ..."""
+    """Name within its layer: ``q_proj`` ... ``down_proj``, ``router``, ``attention_norm``, ``q_proj.bias`` ..."""
     kind: Kind
     layer: int | None
-    """None: before the first block or behind the last."""
+    """None: before the first block or after the last."""
     rows: int
     columns: int
     count: int = 1
@@ -31,12 +31,12 @@ class Weight:
 
     @property
     def params(self) -> int:
-        """Scalars in it."""
+        """Number of scalars."""
         return self.rows * self.columns * self.count
 
 
 def weights(model: ModelConfig) -> list[Weight]:
-    """All tensors, the embedding first and the head last; a tied head is the embedding and is not there."""
+    """Return all tensors, the embedding first and the head last; a tied head is not listed."""
     hidden, vocab = model.hidden_size, model.vocab_size
     result = [Weight("embed", "embedding", None, vocab, hidden)]
     if model.embedding_norm:

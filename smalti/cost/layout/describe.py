@@ -21,7 +21,7 @@ _MOST_NODES, _MOST_RANKS = 6, 10
 
 
 def describe_layout(layout: Layout, node_ranks: int) -> list[str]:
-    """The lines of the description; ``node_ranks``: ranks on a node."""
+    """Return the lines of the description; ``node_ranks``: ranks on a node."""
     world = layout.world_size
     nodes = -(-world // node_ranks)
     where = f"{nodes:,} nodes of {node_ranks}" if nodes > 1 else "one node"
@@ -39,7 +39,7 @@ def describe_layout(layout: Layout, node_ranks: int) -> list[str]:
 
 
 def groups(layout: Layout, axis: Axis) -> list[list[int]]:
-    """The groups of ranks along an axis, ordered by their first rank."""
+    """Return the groups of ranks along an axis, ordered by their first rank."""
     group_of_axis = group(layout, axis)
     block = group_of_axis.size * group_of_axis.stride
     return [
@@ -58,7 +58,7 @@ def _groups(layout: Layout, axis: Axis) -> str:
 
 
 def _ranks(ranks: Sequence[int]) -> str:
-    """``0-7``, ``0 4 8 12``, or the first of many with the step between them."""
+    """Return ``0-7``, ``0 4 8 12``, or the first three and the last of many."""
     if len(ranks) == 1:
         return str(ranks[0])
     step = ranks[1] - ranks[0]
@@ -82,7 +82,7 @@ def _nodes(layout: Layout, node_ranks: int, nodes: int) -> list[str]:
 
 
 def _held(layout: Layout, first: int, last: int) -> str:
-    """The part of each axis that a span of ranks holds."""
+    """Return the part of each axis that a span of ranks holds."""
     axes: tuple[Axis, ...] = ("pipeline", "replicate", "shard", "tensor")
     parts = []
     for axis in axes:

@@ -69,7 +69,8 @@ class Links:
 
     @property
     def ring_bytes_per_s(self) -> float:
-        """Of a ring through all ranks: as many rings as a node has ranks, each through an adapter of its own."""
+        """Bandwidth of a ring through all ranks: there are as many rings as ranks in a node, each with its own
+        adapter."""
         if self.nodes == 1:
             return self.node_bytes_per_s
         across = self.per_node * self.network_bytes_per_s
@@ -77,7 +78,7 @@ class Links:
 
 
 def links(group: Group, hardware: Hardware) -> Links:
-    """The links of a group on nodes of ``hardware``; UserError where nothing joins its ranks."""
+    """Return the links of a group on nodes of ``hardware``; UserError if no link joins its ranks."""
     fits = max(1, hardware.devices_per_node // group.stride)
     per_node = min(group.size, fits)
     while group.size % per_node:

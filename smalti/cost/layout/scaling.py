@@ -15,7 +15,7 @@ from smalti.cost.params import count
 
 @dataclass(frozen=True)
 class Point:
-    """One number of devices on a curve."""
+    """A number of devices on a curve."""
 
     prediction: Prediction
     speed_up: float
@@ -30,7 +30,7 @@ class Point:
 
 
 Choose = Callable[[RunConfig, int], tuple[Layout, int]]
-"""(config, devices) -> layout and microbatch; raises UserError where there is none."""
+"""(config, devices) -> layout and microbatch; raises UserError if there is none."""
 
 
 @dataclass(frozen=True)
@@ -38,14 +38,17 @@ class Curve:
     """Predictions over numbers of devices."""
 
     points: tuple[Point, ...]
-    """By number of devices."""
+    """The points in the order of the number of devices."""
     missing: dict[int, str]
     """Numbers of devices without a layout -> why."""
 
 
 def curve(config: RunConfig, hardware: Hardware, gpus: Sequence[int], choose: Choose, *, weak: bool) -> Curve:
-    """Predictions for each number of devices. ``weak``: the batch grows with the devices, to the config's at the
-    largest number; otherwise it is the config's everywhere."""
+    """Predict each number of devices.
+
+    ``weak``: the batch grows with the devices, up to the config's at the largest number; otherwise it is always the
+    config's.
+    """
     numbers = sorted(set(gpus))
     if not numbers or numbers[0] < 1:
         raise UserError(f"{', '.join(map(str, gpus)) or 'no'} devices are out of range", allowed="whole numbers from 1")
@@ -67,13 +70,13 @@ def curve(config: RunConfig, hardware: Hardware, gpus: Sequence[int], choose: Ch
 
 
 def with_batch(config: RunConfig, tokens: int) -> RunConfig:
-    """The run with a constant batch of ``tokens``."""
+    """Return the run with a constant batch of ``tokens``."""
     update: dict[str, Any] = {"global_batch_tokens": tokens, "batch_ramp": ()}
     return config.model_copy(update={"train": config.train.model_copy(update=update)})
 
 
 def dense_twin(model: ModelConfig) -> ModelConfig:
-    """A dense model of the same width and depth whose MLPs have the active MLP parameters of ``model``."""
+    """Return a dense model of the same width and depth, whose MLPs have the active MLP parameters of ``model``."""
     if model.moe is None:
         raise UserError("the model is dense already", allowed="an MoE")
     matrices = 3 if model.gated else 2

@@ -1,7 +1,7 @@
 """Step time of ranks that share one machine: their work, and their communication through its memory.
 
 Collectives (``cost/layout/collectives.py``) run one after another at the measured latency and rate of an all-reduce
-between two processes: gloo has one thread, and the work waits for most of them.
+between two processes: gloo has one thread, and the ranks wait for most of them.
 """
 
 from dataclasses import replace
@@ -13,7 +13,7 @@ from smalti.cost.step_time.step import PartTime, StepTime, step_time
 
 
 def single_machine_step_time(config: RunConfig, machine: Hardware, *, batch_tokens: int, seq_len: int) -> StepTime:
-    """The time of a step of the config's ranks; on a measured CPU with a part ``network``."""
+    """Return the time of a step of the config's ranks; on a measured CPU with a part ``network``."""
     compute = step_time(config, machine, batch_tokens=batch_tokens, seq_len=seq_len)
     measured = machine.measured.collective if machine.measured else None
     calls = collectives(config, batch=(batch_tokens, seq_len))

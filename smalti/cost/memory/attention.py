@@ -1,9 +1,8 @@
 """Memory of attention in the forward and backward pass: ``smalti/model/blocks/attention``, tensor by tensor.
 
-Covers projections, their norms, clipping and rotation, and the kernel that a device gets: torch's fused one on CUDA
-and for long plain rows on a CPU, matmuls over spans otherwise (``choice.py``). Documents of packed rows are counted as
-whole rows, an upper bound. Names are those of the code: ``qs`` is the scaled query, ``mixed``
-what attention gives before the output matrix.
+Covers projections, their norms, clipping and rotation, and the kernel: torch's fused one on CUDA and for long plain
+rows on a CPU, matrix products over spans otherwise (``choice.py``). Documents of packed rows are counted as whole rows,
+an upper bound. Names are those of the code: ``qs`` is the scaled query, ``mixed`` the kernel's output.
 """
 
 from smalti.config.model import ModelConfig
@@ -13,8 +12,8 @@ from smalti.cost.memory.tape import MicrobatchShape, Tape
 LONGEST_KEPT_TOKENS = 1024
 BLOCK_TOKENS = 128
 LONGEST_MASKED_TOKENS = 256
-"""Rows up to the first keep their attention probabilities on a CPU, in blocks of the second; packed rows up to the
-third go through one mask: ``model/blocks/attention`` (a test holds them equal)."""
+"""On a CPU, rows up to the first length save their attention probabilities, in blocks of the second; packed rows up to
+the third use one mask, as in ``model/blocks/attention`` (a test compares them)."""
 
 
 class AttentionTape:
@@ -34,8 +33,8 @@ class AttentionTape:
 
     @property
     def mask_bytes(self) -> float:
-        """What is added to scores on a CPU: one strip for all blocks of queries, or for packed rows all of it; and for
-        each block of short documents its own."""
+        """Bytes of the bias of the scores on a CPU: one strip for all blocks of queries, and one more for each block of
+        short documents; or a mask over whole packed rows."""
         model, shape, window = self.model, self.shape, self.model.window(self.layer)
         if self._is_fused():
             return 0.0
@@ -112,7 +111,7 @@ class AttentionTape:
             tape.drop(f"d.{name}")
 
     def _spans(self) -> list[tuple[int, int]]:
-        """(queries, keys) of each block on a CPU: rows as they are, whatever documents they hold."""
+        """Return (queries, keys) of each block on a CPU, for whole rows whatever their documents."""
         tokens, window, spans = self.shape.seq_len, self.model.window(self.layer), []
         for begin in range(0, tokens, BLOCK_TOKENS):
             queries = min(BLOCK_TOKENS, tokens - begin)
@@ -121,7 +120,7 @@ class AttentionTape:
         return spans
 
     def _is_fused(self) -> bool:
-        """Torch's fused kernel: on CUDA, and for long plain rows on a CPU."""
+        """Return True for torch's fused kernel: on CUDA, and for long plain rows on a CPU."""
         model, tokens = self.model, self.shape.seq_len
         window = model.window(self.layer)
         plain = (window is None or window >= tokens) and model.position != "alibi" and not model.attn_logit_softcapping
@@ -131,7 +130,7 @@ class AttentionTape:
         return self.shape.seq_len <= LONGEST_KEPT_TOKENS and not self.model.attn_logit_softcapping
 
     def _span_bytes(self, queries: int, keys: int) -> float:
-        """A score of each query and key, in the compute format."""
+        """Return the bytes of the scores of all queries and keys, in the compute format."""
         return self.q / self.model.width_per_head * queries / self.shape.seq_len * keys
 
     def _kernel(self, tape: Tape, names: list[str]) -> None:
@@ -151,9 +150,9 @@ class AttentionTape:
             size, wide = self._span_bytes(queries, keys), 4 / self.c if self._scores_in_fp32() else 1
             tape.new("score", size * wide)
             if self._scores_in_fp32():
-                tape.new("bent", size * wide)
+                tape.new("score.fp32", size * wide)
             tape.new(f"probability.{index}", size)
-            tape.drop("score", "bent")
+            tape.drop("score", "score.fp32")
             with tape.during(mixed_span=self.q * queries / self.shape.seq_len):
                 pass
             if self._keeps_scores():
@@ -162,7 +161,7 @@ class AttentionTape:
         tape.drop("k.rows", "v.rows", "qs")
 
     def _scores_in_fp32(self) -> bool:
-        """Return whether the scores are computed in fp32."""
+        """Return True if the scores are computed in fp32."""
         return self.model.position == "alibi" or self.model.attn_logit_softcapping is not None
 
     def _kernel_backward(self, tape: Tape) -> None:

@@ -1,7 +1,7 @@
 """Fits a run into the memory of a device: the largest microbatch, and the cheapest changes that make it fit.
 
-All follows from ``memory_per_rank``. Changes without additional FLOPs come first, then recomputation, then more
-devices; speed is not considered further.
+Everything is computed by ``memory_per_rank``. Changes without additional FLOPs come first, then recomputation, then
+more devices; otherwise speed is not considered.
 """
 
 import math
@@ -71,8 +71,10 @@ def largest_microbatch(
 def memory_fixes(
     config: RunConfig, memory_bytes: float, layout: Layout | None = None, *, device: str | None = None
 ) -> list[MemoryFix]:
-    """Changes with each of which the run fits ``memory_bytes``, the cheapest first; empty where it fits as it is, and
-    where none of them is enough. ``layout``: that of its ranks, where it is not what the config alone says."""
+    """Return single changes with which the run fits ``memory_bytes``, the cheapest first.
+
+    Empty if it fits without one, or if none is enough. ``layout``: by default the config's.
+    """
     layout = layout or layout_of(config)
 
     def needed(changed: RunConfig, on: Layout) -> int:
@@ -95,7 +97,7 @@ def memory_fixes(
     times = 2
     while device == "cuda" and (ranks := layout.world_size * times) <= MOST_RANKS and _has_share(config, ranks):
         change = f"train.parallel.ranks={ranks}"  # ranks on a CPU share its memory
-        with suppress(UserError):  # a number of ranks that the axes do not make up
+        with suppress(UserError):  # the axes do not multiply to these ranks
             changed = changed_by(config, change)
             grown = _grown(changed, layout, times)
             if needed(changed, grown) <= memory_bytes:
@@ -106,17 +108,17 @@ def memory_fixes(
 
 
 def _grown(changed: RunConfig, layout: Layout, times: int) -> Layout:
-    """``layout`` on ``times`` as many ranks, which share the weights where the config leaves shard open."""
+    """Return ``layout`` on ``times`` as many ranks, which share the weights if shard is ``auto``."""
     is_open = changed.train.parallel.shard == "auto"
     return replace(layout, shard=layout.shard * times) if is_open else layout_of(changed)
 
 
 def _has_share(config: RunConfig, ranks: int) -> bool:
-    """Whether each rank still has a sequence of every batch."""
+    """Return True if each rank has a sequence of every batch."""
     return all(batch // seq_len >= ranks for batch, seq_len in config.batches_and_lengths)
 
 
 def changed_by(config: RunConfig, change: str) -> RunConfig:
-    """The config with ``A.B=VALUE ...``."""
+    """Return the config with ``A.B=VALUE ...``."""
     values: dict[str, Any] = config.model_dump(mode="json")
     return from_dict(RunConfig, values, overrides=change.split()).config

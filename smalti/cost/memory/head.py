@@ -11,8 +11,8 @@ from smalti.cost.memory.tape import Tape
 
 
 def resolved_tile_bytes(loss: LossConfig) -> int:
-    """``chunk_bytes`` of a config that is already one of a device; which device is not known here."""
-    assert loss.chunk_bytes != "auto", "train.loss.chunk_bytes is auto: take config.on(device) first"
+    """Return ``chunk_bytes`` of a config that was resolved for a device."""
+    assert loss.chunk_bytes != "auto", "train.loss.chunk_bytes is auto: call config.on(device) first"
     return loss.chunk_bytes
 
 
@@ -23,18 +23,18 @@ class Head:
     tokens: float
     hidden: int
     vocabulary: float
-    """On this rank: split by the tensor axis."""
+    """Entries on this rank: the tensor axis splits them."""
     compute_bytes: int
     soft_cap: bool
     chunk_bytes: int
 
     @property
     def bytes_each(self) -> int:
-        """Of a logit: itself, in fp32 too, and its probability; with a soft cap three numbers in fp32."""
+        """Bytes per logit: itself, in fp32 too, and its probability; with a soft cap three numbers in fp32."""
         return 12 if self.soft_cap else 8 if self.compute_bytes == 4 else 10
 
     def cut(self) -> tuple[float, float]:
-        """Tokens and vocabulary entries of a tile, as ``cross_entropy._cut``."""
+        """Return the tokens and vocabulary entries of a tile, as ``cross_entropy._cut`` does."""
         logits = self.chunk_bytes // self.bytes_each
         if self.tokens * self.vocabulary <= logits:
             return self.tokens, self.vocabulary
@@ -47,7 +47,7 @@ class Head:
         return max(1, logits // self.vocabulary), self.vocabulary
 
     def forward(self, tape: Tape) -> None:
-        """At the end ``d.hidden`` and ``d.head``, in the compute format, are what is left."""
+        """Record the loss, after which ``d.hidden`` and ``d.head``, in the compute format, are left."""
         (tokens, entries), c = self.cut(), self.compute_bytes
         wide_hidden, wide_weight = c != 4 and entries < self.vocabulary, c != 4 and tokens < self.tokens
         row, weight, tile = self.tokens * self.hidden, self.vocabulary * self.hidden, tokens * entries

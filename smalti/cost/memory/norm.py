@@ -1,7 +1,7 @@
 """Memory of a norm in the forward and backward pass.
 
-Follows torch's operators in an eager step (torch 2.13): LayerNorm is one kernel everywhere, RMSNorm one on
-CUDA; on a CPU RMSNorm is made of plain operators in fp32, each with its tensor.
+The tensors are those of torch's operators in an eager step (torch 2.13): LayerNorm is one kernel everywhere, RMSNorm
+one on CUDA; on a CPU RMSNorm consists of plain operators in fp32, each with its tensor.
 """
 
 from smalti.config.model import ModelConfig
@@ -16,8 +16,10 @@ class Norms:
         self.is_fused = shape.device == "cuda" or model.norm == "layernorm"
 
     def forward(self, tape: Tape, name: str, read: str, size: float) -> None:
-        """``size``: of what is normed, in the compute format. A fused norm keeps what it reads; RMSNorm on a CPU is
-        made of plain operators, and keeps its input and what is divided by the root, both in fp32."""
+        """Record the forward pass; ``size``: bytes of the input, in the compute format.
+
+        A fused norm saves its input; RMSNorm on a CPU saves its input and the quotient by the root, both in fp32.
+        """
         wide = size * 4 / self.c
         if self.is_fused:
             tape.new(f"{name}.out", size)
@@ -34,7 +36,7 @@ class Norms:
         tape.drop(f"{name}.in32", f"{name}.unit")
 
     def backward(self, tape: Tape, name: str, size: float) -> None:
-        """The gradient of what was normed takes the place of that of the norm's output."""
+        """Record the backward pass; the gradient of the input replaces that of the output."""
         wide = size * 4 / self.c
         if self.is_fused:
             with tape.during(d_norm=size):

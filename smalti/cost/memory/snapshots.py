@@ -170,7 +170,7 @@ class _Step:
             saved += block.saved * self.rank.in_flight
 
     def _loss(self, base: Parts) -> Iterator[Snapshot]:
-        """The last norm, the tiles of the loss, and the way back through the norm."""
+        """Yield the last norm, the tiles of the loss, and the backward pass of the norm."""
         tape, block = Tape(), BlockTape(self.model, 0, self.shape)
         block.last_norm(tape)
         Head(
@@ -186,8 +186,11 @@ class _Step:
         yield Snapshot("backward", base + _parts(tape.at_most, saved))
 
     def _backward(self, base: Parts, saved: float, waiting: float) -> Iterator[Snapshot]:
-        """Block after block from the last; each is reduced when its gradients are there, on a pipeline stage only added
-        up. ``waiting``: gradients of embedding and head, which come at the end."""
+        """Yield the blocks from the last to the first; gradients of each are then reduced, on a pipeline stage only
+        added.
+
+        ``waiting``: gradients of embedding and head, which are reduced at the end.
+        """
         rank, c, row = self.rank, self.c, Parts(temporary=self.row)
         gathered = self.root * c + sum(map(self._whole, self.layers)) * self.keeps_gathered
         reduced_bytes, pending = 0.0, 0.0
@@ -208,10 +211,10 @@ class _Step:
                 phase = "backward" if self.is_stage else "reduce"
                 yield from (Snapshot(phase, still + parts) for parts in then)
             pending = 0.0 if self.is_stage else weights * rank.reduce_bytes
-            if rank.microbatches == 1:  # otherwise they are there already, in ``base``
+            if rank.microbatches == 1:  # otherwise ``base`` has them
                 reduced_bytes += self._of_layer(layer) * rank.reduce_bytes if self.is_stage else share * 4
         if self.is_first:
-            tied = self.model.tie_word_embeddings and self.is_last  # both gradients of the table, and their sum
+            tied = self.model.tie_word_embeddings and self.is_last  # the table has two gradients and their sum
             made = Parts(
                 gradients=waiting + reduced_bytes + self.table * c * (1 + tied), gathered=gathered, buffers=pending
             )
@@ -227,13 +230,16 @@ class _Step:
         )
 
     def _added(self, weights: float) -> Iterator[Parts]:
-        """FSDP2 without a reduction adds a module's gradients to what it holds in the format of the reduction; those of
-        the first microbatch are cast to it."""
+        """Yield the accumulation of a module's gradients by FSDP2 without a reduction, in the format of the reduction.
+
+        Those of the first microbatch are cast to it.
+        """
         cast = self.rank.reduce_bytes if self.rank.microbatches == 1 and self.rank.reduce_bytes != self.c else 0
         yield Parts(gradients=weights * (self.c + cast))
 
     def _reduced_at_last(self, base: Parts) -> Iterator[Snapshot]:
-        """Behind the last microbatch: a stage's whole gradients, module after module; its weights are given back."""
+        """Yield the reduction of a stage's whole gradients after the last microbatch, module by module; weights are
+        freed."""
         size, reduced_bytes = self.rank.reduce_bytes, 0.0
         whole = self._elements() * size
         gathered = self.root * self.c + sum(map(self._whole, self.layers))
@@ -251,15 +257,15 @@ class _Step:
     # ---- figures -----------------------------------------------------------------------------------------------------
 
     def _reduced(self, weights: float, share: float, last: float) -> Iterator[Parts]:
-        """Gradients are laid into a buffer and summed into this rank's share, which is cast where that is not fp32.
+        """Yield the copy of gradients into a buffer and their sum into this rank's share, which is cast to fp32.
 
-        ``last``: bytes of the last gradient, which FSDP2 holds until the sum is there.
+        ``last``: bytes of the last gradient, which FSDP2 holds until the sum is complete.
         """
         yield Parts(gradients=weights * self.c, buffers=weights * self.rank.reduce_bytes)
         yield from self._summed(weights, share, last)
 
     def _summed(self, weights: float, share: float, last: float) -> Iterator[Parts]:
-        """The reduction itself. gloo sums in a copy, which its thread may hold a little longer."""
+        """Yield the reduction itself. gloo sums in a copy, which its thread may hold a little longer."""
         size, alone = self.rank.reduce_bytes, self.rank.shards == 1
         waits = Parts() if alone else Parts(gradients=last)
         again = weights * size if self.shape.device == "cpu" and not alone else 0.0
@@ -268,35 +274,35 @@ class _Step:
             yield waits + Parts(buffers=weights * size + again + share * size, gradients=share * 4)
 
     def _whole(self, layer: int) -> float:
-        """Bytes of a block's whole weights."""
+        """Return the bytes of a block's whole weights."""
         has = self.model.has_experts(layer)
         return self.block[has] * self.c + (self.router * 4 if has else 0)
 
     def _of_layer(self, layer: int) -> float:
-        """Elements of a block's weights, its router's among them."""
+        """Return the elements of a block's weights, including the router's."""
         has = self.model.has_experts(layer)
         return self.block[has] + (self.router if has else 0)
 
     def _elements(self) -> float:
-        """Number of unsharded weights of this rank's layers."""
+        """Return the number of unsharded weights of this rank's layers."""
         return self.root + sum(map(self._of_layer, self.layers))
 
     def _copied(self, weights: float) -> float:
-        """The buffer that an all-gather filled; FSDP2 holds it until the next one is copied out."""
+        """Return the bytes of an all-gather's buffer, which FSDP2 holds until the next one is copied out."""
         return 0.0 if self.rank.shards == 1 else weights * self.c
 
     def _last_copied(self, layer: int) -> float:
-        """Bytes of the buffer of a block's last all-gather (the router's, if the block has one)."""
+        """Return the bytes of the buffer of a block's last all-gather (the router's, if the block has one)."""
         return self._copied(self.router * 4 / self.c if self.model.has_experts(layer) else self.block[False])
 
     def _collects(self, weights: float) -> float:
-        """Bytes that an all-gather holds beside its result: the buffer that it fills, and this rank's cast share."""
+        """Return the bytes of an all-gather besides its result: its buffer, and this rank's cast share."""
         share = weights / self.rank.shards * self.c if self.rank.shards > 1 and self.c != 4 else 0.0
         return self._copied(weights) + share
 
     def _batch(self) -> float:
-        """int64 tokens, targets, positions and numbers of documents of the step; the rotary table of the microbatch,
-        and the masks of attention."""
+        """Return the bytes of the step's int64 tokens, targets, positions and numbers of documents, and of the
+        microbatch's rotary table and attention masks."""
         model, shape = self.model, self.shape
         tokens = self.rank.step_tokens / shape.sequence * 8 * (4 if shape.documents else 3)
         rope = 2 * shape.tokens * model.width_per_head * shape.compute_bytes if model.position == "rope" else 0
@@ -312,7 +318,7 @@ class _Step:
 
 
 def _ends(model: ModelConfig, layers: range) -> set[int]:
-    """The first and last two of each row of equal layers."""
+    """Return the first and last two of each run of equal layers."""
     kinds = [(model.window(layer), model.has_experts(layer)) for layer in layers]
     ends: set[int] = set()
     start = 0
@@ -325,7 +331,7 @@ def _ends(model: ModelConfig, layers: range) -> set[int]:
 
 @lru_cache(maxsize=256)
 def _passes(model: ModelConfig, layer: int, shape: MicrobatchShape, recompute: bool) -> _Block:
-    """Both passes of a block. One that runs again keeps its input, and builds up the rest in the backward pass."""
+    """Return both passes of a block; one that is recomputed saves its input and allocates the rest in backward."""
     block = BlockTape(model, layer, shape)
     tape = Tape(keeps=not recompute)
     block.forward(tape)

@@ -7,7 +7,7 @@ from typing import Literal
 
 
 class Tape:
-    """Bytes of live tensors by name. ``keeps``: autograd holds what ``save`` names, as without recomputation."""
+    """Bytes of live tensors by name. ``keeps``: autograd holds saved tensors, as without recomputation."""
 
     def __init__(self, *, keeps: bool = True) -> None:
         self.keeps = keeps
@@ -28,18 +28,18 @@ class Tape:
             self.most_bytes, self.at_most = self._total, dict(self.alive)
 
     def save(self, *names: str) -> None:
-        """Let autograd keep these tensors for the backward pass."""
+        """Save these tensors for the backward pass."""
         if self.keeps:
             self.saved.update(name for name in names if name in self.alive)
 
     def drop(self, *names: str) -> None:
-        """Release these tensors, except those that autograd keeps."""
+        """Release these tensors, except saved ones."""
         for name in names:
             if name in self.alive and name not in self.saved:
                 self._total -= self.alive.pop(name)
 
     def used(self, *names: str) -> None:
-        """Release tensors that autograd kept, after the backward pass has used them."""
+        """Release saved tensors, after the backward pass has used them."""
         self.saved.difference_update(names)
         self.drop(*names)
 
@@ -58,17 +58,17 @@ class Tape:
 
 @dataclass(frozen=True)
 class MicrobatchShape:
-    """One microbatch on one rank."""
+    """A microbatch on one rank."""
 
     rows: int
-    """Sequences."""
+    """Number of sequences."""
     seq_len: int
-    """Tokens of each."""
+    """Tokens of a sequence."""
     compute_bytes: int
     """Bytes of one value of an activation: 2 or 4."""
     device: Literal["cpu", "cuda"]
     documents: bool = False
-    """Rows are packed, and attention stays inside documents."""
+    """True if rows are packed and attention stays within documents."""
     tensor: int = 1
     """Tensor parallel size."""
     sequence: int = 1
@@ -76,9 +76,9 @@ class MicrobatchShape:
     expert: int = 1
     """Expert parallel size."""
     compiled: bool = False
-    """By ``torch.compile``, on CUDA."""
+    """True under ``torch.compile``, on CUDA."""
 
     @property
     def tokens(self) -> float:
-        """On this rank, outside attention."""
+        """Tokens on this rank, outside attention."""
         return self.rows * self.seq_len / self.sequence

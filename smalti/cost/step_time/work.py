@@ -1,9 +1,8 @@
 """The work of a rank in one step, as a list: products by shape, kernels by elements.
 
 The products' ``flops`` over forward and backward are those of ``cost/flops.py`` with causal attention, to the
-FLOP (a test goes through all presets); recomputation is counted separately. Follows what
-``smalti/model``, ``train/cross_entropy.py`` and ``train/step.py`` call; times are in
-``cost/step_time/step.py``.
+FLOP (a test checks all presets); recomputation is counted separately. The list follows the calls of ``smalti/model``,
+``train/cross_entropy.py`` and ``train/step.py``; times are in ``cost/step_time/step.py``.
 
 Shapes: N tokens of a microbatch, D hidden, F inside an MLP, V vocabulary, E experts, S = N k slots.
 """
@@ -27,7 +26,7 @@ Part = Literal[
 
 @dataclass(frozen=True)
 class Kind:
-    """What one kind of kernel reads and writes for each of its elements."""
+    """Numbers that a kind of kernel reads and writes for each of its elements."""
 
     values: float
     """Numbers in the compute format."""
@@ -36,7 +35,7 @@ class Kind:
     kernels: int = 1
     """Launches."""
     fuses: bool = True
-    """torch.compile joins it with its neighbours: what is written between them stays in registers."""
+    """True if torch.compile fuses it with its neighbours, so that values between them stay in registers."""
 
 
 KINDS: dict[str, Kind] = {
@@ -65,33 +64,34 @@ KINDS: dict[str, Kind] = {
         name: Kind(0, rule.update_values, kernels=rule.update_kernels, fuses=False) for name, rule in OPTIMIZERS.items()
     },
 }
-"""Elements: those of the output, but for ``router`` (tokens x experts), ``slots`` (tokens x chosen experts), ``gather``
-and ``bag`` (rows x width), ``cross_entropy`` (tokens x vocabulary) and what goes over all parameters."""
+"""Kinds of kernels. Their elements are those of the output, except for ``router`` (tokens x experts), ``slots`` (tokens
+x chosen experts), ``gather`` and ``bag`` (rows x width), ``cross_entropy`` (tokens x vocabulary) and kernels over all
+parameters."""
 
 
 @dataclass(frozen=True)
 class Work:
-    """One kind of work, done ``count`` times in a step."""
+    """A kind of work, done ``count`` times in a step."""
 
     part: Part
     kind: str
-    """A key of ``KINDS``; or ``nt``, ``nn``, ``tn``, a product by how its operands lie; or ``attention`` of one head
-    over one row, ``attention_backward``."""
+    """A key of ``KINDS``; or ``nt``, ``nn``, ``tn``, a product by the layout of its operands; or ``attention`` of one
+    head over one row, ``attention_backward``."""
     count: float
     shape: tuple[float, float, float] = (0, 0, 0)
     """M, K, N of a product; of attention the tokens of a row, a head's width, and the pairs of query and key."""
     elements: float = 0
-    """Of a kernel."""
+    """Elements of a kernel."""
     flops: float = 0
-    """Of one; a multiply-add is two, and elementwise work has none."""
+    """FLOPs of one; a multiply-add is two, and elementwise work has none."""
     again_flops: float = 0
-    """Of one, computed already before: no progress."""
+    """FLOPs of one that are recomputed."""
     fp32: bool = False
-    """In fp32 whatever the compute format is."""
+    """True if it is in fp32 whatever the compute format is."""
     ragged: bool = False
-    """A product of as many rows as an expert has tokens, which is another number each time."""
+    """True for a product over the tokens of an expert, whose number varies."""
     launches: float = 1
-    """Kernels of one, where ``KINDS`` does not say it."""
+    """Launches of one, if it is not in ``KINDS``."""
 
 
 @dataclass(frozen=True)
@@ -99,7 +99,7 @@ class Share:
     """The share of a model and a batch on one rank."""
 
     tokens: int
-    """In one forward and backward pass."""
+    """Tokens in one forward and backward pass."""
     seq_len: int
     passes: float
     """Microbatches of a step."""
@@ -108,7 +108,7 @@ class Share:
 
 
 def works(config: RunConfig, share: Share) -> list[Work]:
-    """The works of ``share.passes`` forward and backward passes on one rank; ``update`` is what follows them.
+    """Return the work of ``share.passes`` forward and backward passes on one rank; ``update`` has the rest of a step.
 
     With pipeline stages it is a rank's mean share of the blocks, and both ends, which two of the ranks have.
     """
@@ -128,18 +128,18 @@ def works(config: RunConfig, share: Share) -> list[Work]:
 
 
 def product(part: Part, kind: str, m: float, k: float, n: float, times: float = 1, **rest: bool) -> Work:
-    """[M, K] x [K, N], 2 M K N FLOPs."""
+    """Return a product [M, K] x [K, N] of 2 M K N FLOPs."""
     return Work(part, kind, times, (m, k, n), flops=2 * m * k * n, **rest)
 
 
 def linear(part: Part, tokens: float, width: float, out: float, times: float = 1) -> tuple[list[Work], list[Work]]:
-    """A linear layer forward; and the gradients of its input and of its weight."""
+    """Return a linear layer's forward, and the gradients of its input and weight."""
     backward = [product(part, "nn", tokens, out, width, times), product(part, "tn", out, tokens, width, times)]
     return [product(part, "nt", tokens, width, out, times)], backward
 
 
 def kernel(part: Part, kind: str, elements: float, times: float = 1) -> Work:
-    """A kernel over so many elements."""
+    """Return a kernel over so many elements."""
     return Work(part, kind, times, elements=elements)
 
 
@@ -277,7 +277,7 @@ def _embedding(model: ModelConfig, share: Share) -> list[Work]:
 
 
 def _loss(config: RunConfig, share: Share) -> list[Work]:
-    """The head's three products over tiles of logits, and what is made of them (``train/cross_entropy.py``)."""
+    """Return the head's three products over tiles of logits, and the loss (``train/cross_entropy.py``)."""
     model, tokens, hidden = config.model, share.tokens, config.model.hidden_size
     vocabulary = model.vocab_size / share.layout.tensor
     rows, columns = loss_tile(config, tokens, vocabulary)
@@ -292,7 +292,7 @@ def _loss(config: RunConfig, share: Share) -> list[Work]:
         kernel("loss", "multiply", tokens * hidden, 3),
         kernel("loss", "multiply", vocabulary * hidden),
     ]
-    if columns < vocabulary:  # the logits are computed again once all log-partitions are known
+    if columns < vocabulary:  # logits are recomputed once all log-partitions are known
         again = product("loss", "nt", rows, hidden, columns, times)
         work.append(replace(again, flops=0, again_flops=again.flops))
         work.append(kernel("loss", "accumulate", tokens * hidden, tiles))
@@ -302,14 +302,14 @@ def _loss(config: RunConfig, share: Share) -> list[Work]:
 
 
 def loss_tile(config: RunConfig, tokens: float, vocabulary: float) -> tuple[float, float]:
-    """Tokens and vocabulary of a tile of logits: that of memory, one rule for both."""
+    """Return tokens and vocabulary entries of a tile of logits, by the rule that memory uses."""
     model, compute_bytes = config.model, 4 if config.train.precision.compute == "fp32" else 2
     soft_cap, tile_bytes = model.final_logit_softcapping is not None, resolved_tile_bytes(config.train.loss)
     return Head(tokens, model.hidden_size, vocabulary, compute_bytes, soft_cap, tile_bytes).cut()
 
 
 def update(config: RunConfig, layout: Layout, passes: float) -> list[Work]:
-    """What goes over a rank's parameters: casts and copies of FSDP in each pass, then norm, clip and optimizer."""
+    """Return the work on a rank's parameters: FSDP's casts and copies in each pass, then norm, clip and optimizer."""
     whole = whole_params(config, layout)
     shard = count(config.model).total / (layout.tensor * layout.pipeline * layout.weight_shards)
     work = [
@@ -326,7 +326,7 @@ def update(config: RunConfig, layout: Layout, passes: float) -> list[Work]:
 
 
 def whole_params(config: RunConfig, layout: Layout) -> float:
-    """Parameters that a rank computes with: gathered over all that share them, but for other ranks' experts."""
+    """Return the parameters that a rank computes with: all gathered ones, without other ranks' experts."""
     params = count(config.model)
     experts = params.mlp if config.model.moe is not None and layout.expert > 1 else 0
     return (params.total - experts + experts / layout.expert) / (layout.tensor * layout.pipeline)
