@@ -1,4 +1,4 @@
-"""The held-out split: by group, about the share that was asked for, and growing without moving."""
+"""The held-out split is by group, has about the configured share, and only grows with it."""
 
 from hypothesis import given
 from hypothesis import strategies as st

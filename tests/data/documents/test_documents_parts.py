@@ -1,4 +1,4 @@
-"""Parts of a long document: joined they are the document, none is too long, and cuts are where the rule says."""
+"""Parts of a long document: joined they are the document, none is too long, and cuts follow the rule."""
 
 import io
 import random

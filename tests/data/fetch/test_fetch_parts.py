@@ -162,7 +162,7 @@ def test_a_local_folder_with_a_mirror(folder: Path, tmp_path: Path) -> None:
     )
 )
 def test_ranges_are_put_together_again(asked: list[tuple[str, int, int]]) -> None:
-    """Against bytes that say where they lie; every byte asked for is in one request, and none is over long."""
+    """With bytes that encode their offset; every requested byte is in one request, and no request is too long."""
     wanted = [Range(*one) for one in asked]
     plan = RequestPlan(wanted)
     assert all(0 < request.length <= MAX_REQUEST_BYTES for request in plan.requests)
@@ -198,7 +198,7 @@ def sent_in(bucket: RateLimiter, begin_s: float, seconds: float) -> int:
 
 
 def test_all_ranks_together_keep_to_the_rate() -> None:
-    """From the first second on: each rank starts at its own moment, so that no second sees more than the rate."""
+    """Each rank starts at its own time, so that no second exceeds the rate, from the first on."""
     starts: list[float] = []
     for rank in range(300):
         bucket, now_s = RateLimiter(100.0, Share(rank, 300), 0.0), 0.0
@@ -215,7 +215,7 @@ def test_after_a_pause_a_burst_is_small() -> None:
     assert 100 <= sent_in(bucket, 60.0, 1.0) <= 126
 
 
-def test_a_store_that_is_overrun_is_asked_less_and_more_again_bit_by_bit() -> None:
+def test_the_rate_drops_after_slow_down_and_recovers_gradually() -> None:
     bucket = RateLimiter(100.0, Share(), 0.0)
     for _ in range(50):  # many hear it together: one cut
         bucket.slow_down(10.0)
@@ -283,7 +283,7 @@ def test_one_copy_never_rests() -> None:
 
 
 class Answers:
-    """A copy that answers as it is told: seconds to wait, then bytes or an error; the last one again and again."""
+    """A replica with scripted responses: seconds to wait, then bytes or an error; the last one repeats."""
 
     def __init__(self, url: str, *answers: tuple[float, bytes | Exception]) -> None:
         self.url = url
@@ -308,7 +308,7 @@ def asked(*copies: Answers, length: int = 100, **options: str) -> bytes:
 
 
 @pytest.mark.slow
-def test_a_second_request_that_another_copy_refuses_says_nothing_about_the_first() -> None:
+def test_a_refused_hedge_does_not_fail_the_first_request() -> None:
     first = Answers("s3://first", (0.3, RuntimeError("status code: 503")), (0.3, b"ok"))
     mirror = Answers("s3://mirror", (0.01, FileNotFoundError("404")))
     assert asked(first, mirror) == b"ok"
@@ -322,7 +322,7 @@ def test_a_file_that_no_copy_has_is_an_error_though_a_second_request_was_sent() 
 
 
 def test_keys_that_were_good_will_be_good_again() -> None:
-    """A token that has run out is renewed by whoever gave it; keys that never were good are told at once."""
+    """An expired token may be renewed; keys that never worked are an error at once."""
     first = Answers("s3://first", (0, b"ok"), (0, PermissionError("status code: 403")), (0, b"again"))
     engine, both = Engine(FetchConfig(give_up="3s"), Share()), Replicas((first,))  # type: ignore[arg-type]
     send: Any = Answers.range

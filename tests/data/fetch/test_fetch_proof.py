@@ -43,7 +43,7 @@ def tokens(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def objects(tokens: Path) -> dict[str, bytes]:
-    """The folder as it lies in a bucket."""
+    """The folder in a bucket."""
     return {f"bucket/web/{path.name}": path.read_bytes() for path in (tokens / "web").iterdir()}
 
 

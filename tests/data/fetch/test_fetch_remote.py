@@ -1,4 +1,4 @@
-"""Reading from a store over a network: any answer, a wrong one, none; nothing is listed, nothing asked for twice."""
+"""Reading from a remote store: right, wrong and missing responses; nothing is listed or requested twice."""
 
 import json
 import os
@@ -127,7 +127,7 @@ def test_answers_that_may_be_better_next_time(server: Objects, fault: str) -> No
 @pytest.mark.parametrize("scheme", ["s3", "http"])
 @pytest.mark.parametrize("fault", ["page", "unranged", "gone"])
 def test_odd_answers_between_good_ones_are_passed_over(server: Objects, scheme: str, fault: str) -> None:
-    """A store that has given ranges gives them again, whatever a proxy on the way says now and then."""
+    """A store that has returned ranges is retried, whatever a proxy responds in between."""
     files = opened("s3://bucket/set" if scheme == "s3" else f"{server.url}/bucket/set")
     assert right(ranges(1), files.read(ranges(1)))
     setattr(server.faults, fault, 0.2)
@@ -179,7 +179,7 @@ def test_another_copy_is_read_where_one_gives_pages(server: Objects) -> None:
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("n_pages", [1, 3, 100])
 def test_a_page_instead_of_an_index(server: Objects, n_pages: int) -> None:
-    """It is asked for again; where pages come time and again the error is one to retry, and shows the page."""
+    """A page is requested again; repeated pages are a retryable error that shows the page."""
     server.faults.first = ["page"] * n_pages
     files = opened("s3://bucket/set")
     if n_pages < 4:
@@ -228,7 +228,7 @@ def test_requests_that_hang_are_sent_a_second_time(server: Objects) -> None:
     files.close()
 
 
-def test_what_will_never_work_is_told_at_once(server: Objects, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_permanent_errors_are_raised_at_once(server: Objects, monkeypatch: pytest.MonkeyPatch) -> None:
     files = opened("s3://bucket/set")
     with pytest.raises(DataError, match=r"s3://bucket/set/none\.bin does not exist"):
         files.read([Range("none.bin", 0, 5)])
@@ -268,7 +268,7 @@ def test_a_server_that_knows_no_ranges(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def answering(status: str) -> Any:
-    """A server that says one thing."""
+    """A server with one fixed response."""
     from contextlib import contextmanager
 
     from s3_server import _Server
@@ -378,7 +378,7 @@ def test_a_copy_that_lacks_a_file_is_passed_over(server: Objects) -> None:
         files.close()
 
 
-def test_reading_again_goes_to_another_copy(server: Objects) -> None:
+def test_reading_again_uses_another_replica(server: Objects) -> None:
     wrong = bytes(len(DATA))
     with object_server({"copy/a.bin": wrong}) as other:
         files = opened("s3://bucket/set", f"{other.url}/copy")
@@ -573,7 +573,7 @@ def test_threads_end_with_the_last_reader(server: Objects) -> None:
     assert {thread.ident for thread in threading.enumerate()} <= before
 
 
-def test_faults_are_drawn_as_asked() -> None:
+def test_faults_have_the_configured_rate() -> None:
     faults = Faults(unavailable=0.1, flip=0.2, seed=3)
     for _ in range(1000):
         faults.draw()

@@ -1,4 +1,4 @@
-"""Counts of the steps against brute force, where the greedy choice alone would end in a corner too."""
+"""Counts of steps compared with brute force, also where a greedy choice would fail."""
 
 import random
 
@@ -75,8 +75,8 @@ def test_a_tail_that_is_too_short_is_made_longer(tail: int, monkeypatch: pytest.
         _check(*_spans(rng))
 
 
-def test_ties_are_told_apart_by_later_deadlines() -> None:
-    """By the next deadline alone this one comes into the same corner in every period."""
+def test_ties_are_broken_by_later_deadlines() -> None:
+    """By the next deadline alone this mixture fails in every period."""
     spans = [(3, 23, (0, 3, 37, 0, 93, 17, 1)), (6, 33, (45, 82, 0, 18, 0, 6, 0)), (20, 3, (0, 13, 0, 0, 18, 97, 23))]
     _check([SpanWeights(*span) for span in [*spans, (700, 30, (20, 25, 10, 0, 46, 50, 0))]], 151)
 

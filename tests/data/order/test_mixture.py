@@ -59,7 +59,7 @@ def test_awkward_weights_are_parts_of_a_multiple_of_the_batch() -> None:
 
 
 @pytest.mark.parametrize(("until", "step"), [("0.8run", 80), ("30step", 30), ("3200tok", 40), ("3239tok", 40)])
-def test_ends_of_stages_lie_on_steps(until: str, step: int) -> None:
+def test_stages_end_at_whole_steps(until: str, step: int) -> None:
     spans = _spans({"until": until, "weights": {"a": 1}}, {"weights": {"b": 1}}, steps=100)
     assert [span.start_step for span in spans] == [0, step]
 

@@ -55,7 +55,7 @@ def _z(one: npt.NDArray[np.float64], other: npt.NDArray[np.float64]) -> float:
 
 
 def worst(make: Make, sizes: tuple[int, ...], keys: int) -> tuple[float, int, str]:
-    """(largest |z|, how many statistics there were, its name) at the start, the middle and the end of an epoch."""
+    """Return (largest |z|, number of statistics, its name) at the start, the middle and the end of an epoch."""
     top, count, name = 0.0, 0, ""
     for size in sizes:
         n = min(WINDOW, size)

@@ -243,7 +243,7 @@ def test_past_digests_agree_where_the_choices_do_with_skips(
 
 
 def test_a_skip_over_the_fork_leaves_out_what_it_did_where_it_had_begun() -> None:
-    """Of a source that the pair names only behind the fork, what stands there by then."""
+    """A skip beyond the fork applies to the sequences that are there after the fork."""
     length = RunLength(20, ((0, 80),))
     config = data({"until": "4step", "weights": {"a": 1}}, {"weights": {"a": 1, "b": 1}}, skip=((10, 150),))
     base = build_schedule(config, length)

@@ -1,4 +1,4 @@
-"""Shuffles that look like one and are none: what the battery must tell from a real one. Own code, after the ideas."""
+"""Weak shuffles, which the battery must distinguish from a good one. Reimplemented from the ideas."""
 
 import numpy as np
 import numpy.typing as npt

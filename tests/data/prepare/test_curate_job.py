@@ -111,7 +111,7 @@ def test_equal_documents_first_by_source_and_row_stays(tmp_path):
 
 
 @pytest.mark.parametrize("dedup", ["exact", "none"])
-def test_training_document_equal_to_a_heldout_one_goes(tmp_path, dedup):
+def test_a_training_document_equal_to_a_heldout_one_is_dropped(tmp_path, dedup):
     train, heldout = group_on("train"), group_on("heldout")
     text = SENTENCE.format("same")
     records = [record(1, text, train), record(2, text, heldout), record(3, SENTENCE.format(3), train)]
@@ -187,7 +187,7 @@ def test_a_source_of_which_nothing_is_left_is_noted_with_the_rule(tmp_path):
 
 
 @pytest.mark.parametrize(("name", "content"), [("a.txt", ""), ("a.txt", " \n\n"), ("a.jsonl", "")])
-def test_an_empty_file_is_said_to_be_empty(tmp_path, name, content):
+def test_the_error_for_an_empty_file_names_it(tmp_path, name, content):
     (tmp_path / name).write_text(content)
     with pytest.raises(DataError, match="no document is left") as caught:
         curate(config(tmp_path, sources={"a": {"path": str(tmp_path / name)}}, group_field=None))
@@ -259,7 +259,7 @@ def test_empty_corpus_and_nothing_left(tmp_path):
     assert not (tmp_path / "out" / "report.json").exists()
 
 
-def test_output_may_not_lie_in_a_source(tmp_path):
+def test_the_output_cannot_be_inside_a_source(tmp_path):
     (tmp_path / "docs").mkdir()
     (tmp_path / "docs" / "a.txt").write_text(SENTENCE)
     for output in (tmp_path / "docs" / "out", tmp_path / "docs", tmp_path):
@@ -309,7 +309,7 @@ def test_a_kept_field_holds_numbers(tmp_path, value, message):
         )
 
 
-def test_progress_is_told(tmp_path):
+def test_progress_is_reported(tmp_path):
     write(tmp_path / "a.jsonl", [record(i) for i in range(20)])
     told = []
     curate(config(tmp_path), lambda *one: told.append(one[:3]))

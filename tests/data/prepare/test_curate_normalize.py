@@ -1,4 +1,4 @@
-"""Normal form: idempotent, and only what it says it touches is touched."""
+"""The normal form is idempotent and changes only what is documented."""
 
 import unicodedata
 

@@ -232,7 +232,7 @@ def test_sentences():
     ]
 
 
-def test_the_reference_page_says_what_the_code_does():
+def test_the_reference_page_agrees_with_the_code():
     page = (Path(__file__).resolve().parents[3] / "docs" / "reference" / "quality-rules.md").read_text()
     sections = dict(part.split("`\n", 1) for part in page.split("\n## `")[1:])
     assert list(sections) == list(PRESETS)

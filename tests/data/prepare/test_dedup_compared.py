@@ -234,7 +234,7 @@ def spans(pattern: str, frac: float = 0.35):
     return core(np.array([sign == "r" for sign in pattern]), 3, frac)
 
 
-def test_the_core_is_what_stands_between_shared_shingles():
+def test_the_core_is_between_shared_shingles():
     frame = "c" * 40
     assert spans(frame + "r" * 20 + frame) == (42, 60)  # two words of the frame are in the shingles at either end
     assert spans("r" * 20 + frame) == (0, 20)

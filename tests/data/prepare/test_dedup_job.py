@@ -101,7 +101,7 @@ def test_both_sentence_traps(tmp_path, proof):
 
 
 @pytest.mark.slow
-def test_what_goes_is_what_counting_all_pairs_says(tmp_path):
+def test_the_drops_equal_those_of_counting_all_pairs(tmp_path):
     """With enough bands everything near is proposed: the result equals brute force over all pairs, then greedy."""
     rng = random.Random(3)
     bases = [made(rng.randrange(1, 60), seed) for seed in range(40)]
@@ -199,7 +199,7 @@ def greedy(documents: list[PlantedDocument], heldout: set[str] = frozenset()) ->
 
 
 @pytest.mark.exhaustive
-def test_a_family_of_thousands_goes_but_for_what_comparing_all_pairs_would_leave(tmp_path):
+def test_a_family_of_thousands_keeps_what_comparing_all_pairs_keeps(tmp_path):
     size = 2500 if PROVE else 1100
     documents = [*family(size, of=0), *family(500, first=size, of=1)]
     documents += [PlantedDocument(f"x{i:03d}", made(200, 1000 + i), "base") for i in range(100)]
@@ -214,8 +214,8 @@ def test_a_family_of_thousands_goes_but_for_what_comparing_all_pairs_would_leave
 
 
 @pytest.mark.exhaustive
-def test_near_documents_that_differ_from_each_other_go_as_comparing_all_pairs_says(tmp_path):
-    """Three texts and what lies between them: near is not transitive, and buckets hold all three."""
+def test_near_documents_that_differ_from_each_other_are_dropped_as_by_comparing_all_pairs(tmp_path):
+    """Three texts and their mixtures: near is not transitive, and buckets have all three."""
     first, second = made(FAMILY_WORDS, -1).split(), made(FAMILY_WORDS, -2).split()
     documents = []
     for number in range(600):
@@ -250,7 +250,7 @@ def test_the_selftest_works_in_scripts_without_blanks_and_on_long_and_short_docu
         assert not drops_of(tmp_path / f"{name}-out")
 
 
-def test_a_selftest_of_nothing_says_so(tmp_path, capsys):
+def test_an_empty_selftest_is_noted(tmp_path, capsys):
     folder = synthetic_corpus.write_parquet(texts(a="one", b="two words"), tmp_path / "c", files=1)
     report = dedup(config_of(folder, tmp_path / "out"))
     assert report.selftest.recall is None
@@ -442,7 +442,7 @@ def test_folders_that_would_be_lost_are_refused(tmp_path, corpus):
 
 
 @pytest.mark.slow
-def test_a_cluster_that_is_not_there_is_told_at_once(tmp_path, corpus):
+def test_a_missing_cluster_is_an_error_at_once(tmp_path, corpus):
     pytest.importorskip("ray")
     folder, _ = corpus
     # In a process of its own: this one has chosen its runner.
@@ -507,7 +507,7 @@ def test_progress_names_parts(whole):
     }
 
 
-def test_notes_are_told_once(tmp_path, capsys):
+def test_notes_are_printed_once(tmp_path, capsys):
     folder = synthetic_corpus.write_parquet(texts(a="one two three"), tmp_path / "c", files=1)
     held_out = folder / "documents/part-0/heldout.parquet"
     train = folder / "documents/part-0/train.parquet"

@@ -36,7 +36,7 @@ def test_shingles_and_what_they_share_are_those_of_python_sets(texts, width):
         assert c == pytest.approx(len(a & b) / max(min(len(a), len(b)), 1))
 
 
-def test_a_shingle_does_not_depend_on_its_place_or_on_how_much_text_stands_before_it():
+def test_a_shingle_does_not_depend_on_its_place_or_the_text_before_it():
     long = " ".join(f"w{i}" for i in range(60_000))  # more than one piece
     alone, among = shingle_sets(pa.array(["same words here"]), 3), shingle_sets(pa.array([long, "same words here"]), 3)
     assert alone.to_pylist()[0] == among.to_pylist()[1]
@@ -166,7 +166,7 @@ def test_held_out_documents_stay_and_take_training_ones_with_them():
     assert equal.column("key").to_pylist() == [0]
 
 
-def test_copies_of_a_document_that_goes_name_what_stays():
+def test_copies_of_a_dropped_document_name_the_kept_one():
     # b and d have the same words; b is near to a.
     ordered = Ordered(documents_of(["a", "d", "b"]), np.array([1, 2]), np.array([1, 1]))
     gone = ordered.decide(near_of((0, 1, 0.7)), 0.65)

@@ -14,7 +14,7 @@ EOD = 7
 
 
 class Memory:
-    """A source in memory; only what is asked of it here."""
+    """A source in memory with the methods that these tests use."""
 
     dtype = np.dtype("<u2")
     eod_id: int | None = EOD

@@ -128,7 +128,7 @@ def _set(shard: int, *keys: str, to: object) -> Callable[[Path], None]:
         ("mds-varied-int64", _edit(lambda value: value.update(shards=[])), "lists no shards"),
     ],
 )
-def test_an_index_that_lies(case: str, damage: Callable[[Path], None], told: str, tmp_path: Path) -> None:
+def test_a_wrong_mds_index(case: str, damage: Callable[[Path], None], told: str, tmp_path: Path) -> None:
     damage(copied(case, tmp_path))
     with pytest.raises(DataError, match=told):
         opened(config_of(case, tmp_path)).verify()
@@ -236,7 +236,7 @@ def test_a_decompression_bomb_is_refused(tmp_path: Path) -> None:
         (34, b"\xff\xff\xff\xff", "are not contiguous"),
     ],
 )
-def test_a_megatron_index_that_lies(place: int, value: bytes, told: str, tmp_path: Path) -> None:
+def test_a_wrong_megatron_index(place: int, value: bytes, told: str, tmp_path: Path) -> None:
     copied("megatron-int32", tmp_path)
     path = tmp_path / "megatron-int32.idx"
     content = bytearray(path.read_bytes())

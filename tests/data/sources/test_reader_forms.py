@@ -1,4 +1,4 @@
-"""Every form is read as its own reader read it: the fixtures hold what that one returned (test_readers_proof.py)."""
+"""Every format is read as by its own reader, whose results are in the fixtures (test_readers_proof.py)."""
 
 import itertools
 from pathlib import Path
@@ -100,7 +100,7 @@ def test_the_digest_holds_across_places_and_the_index_survives_the_wire(case: st
     assert Index.from_bytes(index).to_bytes() == index
 
 
-def test_what_is_checked_is_said() -> None:
+def test_checked_describes_the_checks() -> None:
     assert opened(config_of("mds-fixed-int32-zstd")).checked == "whole shards (sha1, xxh64)"
     assert "no hashes" in opened(config_of("mds-varied-int64")).checked
     assert "only by verify" in opened(config_of("mds-alike-int32")).checked

@@ -185,7 +185,7 @@ def test_text_is_tokenised_when_it_is_opened(tokenizer: Path, tmp_path: Path, mo
         read_index(config, fetch, tokenizer=name)
 
 
-def test_text_that_is_damaged_bombs_or_lies_in_a_mirror(
+def test_text_that_is_damaged_a_bomb_or_in_a_mirror(
     tokenizer: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def read(path: Path, **fields: object) -> int:
@@ -245,7 +245,7 @@ def stored(monkeypatch: pytest.MonkeyPatch) -> Iterator[Objects]:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_every_form_is_read_from_a_store_as_it_lies(case: str, stored: Objects) -> None:
+def test_every_format_is_read_from_a_store(case: str, stored: Objects) -> None:
     near = opened(config_of(case))
     given = config_of(case).model_dump()
     options = {} if isinstance(given, str) else {name: given[name] for name in ("column", "dtype")}
@@ -259,7 +259,7 @@ def test_every_form_is_read_from_a_store_as_it_lies(case: str, stored: Objects) 
     assert stored.counts["LIST"] == 0
 
 
-def test_many_files_of_a_store_are_asked_at_once_and_told_in_order(stored: Objects) -> None:
+def test_files_of_a_store_are_requested_concurrently_and_returned_in_order(stored: Objects) -> None:
     names = [f"megatron-uint16.{kind}" for kind in ("bin", "idx")] * 8
     files, meet = open_files("s3://bucket"), threading.Barrier(len(names), timeout=60)
 

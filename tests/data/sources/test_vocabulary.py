@@ -36,7 +36,7 @@ def test_a_source_that_does_not_say_its_vocabulary_is_checked_as_it_is_read(tmp_
         check_samples(_stream(tmp_path / "m", ids).opened, 4096)
 
 
-def test_a_source_that_says_its_vocabulary_is_left_to_its_reader(tmp_path: Path) -> None:
+def test_a_source_with_a_known_vocabulary_is_not_sampled(tmp_path: Path) -> None:
     stream = _stream(tmp_path / "n", np.arange(1000, dtype=np.int32), vocab_size=1000)
     check_samples(stream.opened, 5)
     (rows,) = TokenBatches(stream, torch.device("cpu"), mask_documents=True, vocab_size=5).read(0)

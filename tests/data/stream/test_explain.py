@@ -1,4 +1,4 @@
-"""What is told of a batch is what the batch holds, and where a document is said to be learned is where it is."""
+"""The explanation of a batch agrees with the batch, and the sightings of a document with where it is learned."""
 
 import json
 import shutil
@@ -82,7 +82,7 @@ def test_a_step_is_what_its_batch_holds(root, case):
 
 @pytest.mark.sample(2)
 @pytest.mark.parametrize("case", CASES)
-def test_a_document_is_learned_where_it_is_said_to_be(root, case):
+def test_a_document_is_learned_at_its_sightings(root, case):
     told = explained(root, **CASES[case])
     found: dict[tuple[str, int], dict[int, int]] = defaultdict(lambda: defaultdict(int))
     epochs: dict[int, int] = {}

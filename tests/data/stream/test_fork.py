@@ -26,7 +26,7 @@ TREE: dict[str, Any] = {
 
 
 class Run:
-    """A run folder as it lies there after some steps, and forks of it."""
+    """A run folder after some steps, and forks of it."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -66,7 +66,7 @@ def refused(run: Run, *overrides: str) -> str:
     return str(caught.value)
 
 
-def test_a_fork_keeps_the_past_and_says_what_changes(run: Run) -> None:
+def test_a_fork_keeps_the_past_and_lists_the_changes(run: Run) -> None:
     wanted = run.config("data.stages=[{weights: {code: 1}}]", "train.duration=30step", "data.seq_len=32")
     fork = plan_fork(wanted)
     assert fork is not None
@@ -134,7 +134,7 @@ def test_a_new_source_and_one_that_was_not_read_yet_may_come(run: Run) -> None:
     assert line.startswith("content of source 'math': digest ")
 
 
-def test_takedowns_are_their_documents_wherever_the_list_lies(run: Run) -> None:
+def test_takedowns_do_not_depend_on_the_place_of_the_list(run: Run) -> None:
     first, moved, longer = (run.root / name for name in ("a.jsonl", "b.jsonl", "c.jsonl"))
     for path, documents in ((first, [3]), (moved, [3]), (longer, [3, 5])):
         path.write_text("".join(json.dumps({"source": "code", "document": n}) + "\n" for n in documents))
@@ -187,7 +187,7 @@ def streams(*configs: RunConfig) -> list[Stream]:
 
 @pytest.mark.slow
 def test_a_skip_over_the_fork_keeps_the_past(tmp_path: Path) -> None:
-    """What it leaves out of the steps before was counted with a mixture that never comes."""
+    """The skips of earlier steps were counted with a mixture that is never used."""
     run = Run(tmp_path)
     run.train(run.config(ACROSS), 6)
     fork = plan_fork(run.config(ACROSS, OTHER))
@@ -236,7 +236,7 @@ def test_another_recipe_for_a_forked_run_is_refused_in_its_own_words(run: Run) -
     assert "resumes it" in text
 
 
-def test_changes_of_what_is_over_are_refused_and_changes_are_told_item_by_item(run: Run) -> None:
+def test_changes_of_completed_steps_are_refused_and_changes_are_listed(run: Run) -> None:
     first = "{until: 5step, weights: {code: 5, prose: 1}}"
     same = "{until: 10step, weights: {code: 2, prose: 4}}"
     for stages in (f"[{first}, {same}, {{weights: {{math: 3}}}}]", f"[{same}, {{weights: {{math: 1}}}}]"):
@@ -271,9 +271,7 @@ def hashes(stream: Stream) -> list[str]:
         (["data.stages=[{until: 10step, weights: {code: 1, prose: 2}}, {weights: {code: 1}}]"], 10),
     ],
 )
-def test_a_fork_keeps_the_order_as_far_as_it_says_nothing_of_it(
-    tmp_path: Path, overrides: list[str], same_until: int
-) -> None:
+def test_a_fork_keeps_the_order_that_it_does_not_change(tmp_path: Path, overrides: list[str], same_until: int) -> None:
     """After 7 steps of 10 sequences the shares are no whole numbers, and counting them anew would show."""
     run = Run(tmp_path)
     run.train(run.config(), 7)

@@ -71,7 +71,7 @@ def test_a_folder_that_is_not_whole_is_named(root: Path, fault: str, name: str, 
     assert f"{field} = {root / name}" in str(caught.value)
 
 
-def test_a_held_out_folder_that_was_never_written_says_why(root: Path) -> None:
+def test_the_error_for_an_unwritten_held_out_folder_has_the_reason(root: Path) -> None:
     """'smalti data tokenize' writes no folder for a split without documents."""
     (root / "one").mkdir()
     (root / "a").rename(root / "one" / "train")
@@ -112,7 +112,7 @@ def test_what_does_not_fit_is_refused(root: Path) -> None:
         check_inputs(run(root, stages=stages))
 
 
-def test_what_a_form_does_not_say_is_told_and_what_it_says_must_agree(root: Path) -> None:
+def test_unrecorded_fields_are_reported_and_recorded_ones_must_agree(root: Path) -> None:
     import numpy as np
 
     np.save(root / "raw.npy", np.ones(5_000, np.uint16))

@@ -45,7 +45,7 @@ START_S = 60.0
 
 
 class User:
-    """Somebody with a home and a temporary folder of their own; another uid where the test may choose it."""
+    """A user with a home and a temporary folder; with another uid if the test may set it."""
 
     def __init__(self, folder: Path, uid: int | None) -> None:
         self.uid, self.folders = uid, [folder / "home", folder / "tmp"]
@@ -65,7 +65,7 @@ class User:
         )  # fmt: skip
 
     def left(self) -> list[str]:
-        """Files of this user in places for passing things; /dev/shm only where its uid identifies them."""
+        """Files of this user in temporary folders; in /dev/shm only if the uid identifies them."""
         found = [str(path) for folder in self.folders for path in folder.rglob("*")]
         if self.uid is not None and Path("/dev/shm").exists():
             found += [entry.path for entry in os.scandir("/dev/shm") if entry.stat().st_uid == self.uid]
@@ -119,7 +119,7 @@ def test_kill_and_start_again_for_two_users_at_once(shared_folder: Path, proof: 
 
 
 def _first_line(process: "subprocess.Popen[str]") -> str:
-    """What the process says once it has its first batch."""
+    """The output of the process after its first batch."""
     out: IO[str] | None = process.stdout
     assert out is not None
     assert process.stderr is not None

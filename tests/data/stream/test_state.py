@@ -134,7 +134,7 @@ def test_a_changed_source_that_was_read_is_named(root: Path, tmp_path: Path) -> 
     assert "'code'" not in str(caught.value)
 
 
-def test_where_documents_end_is_of_the_past_where_only_the_config_says_it(tmp_path: Path) -> None:
+def test_an_eod_id_of_the_config_is_part_of_the_past(tmp_path: Path) -> None:
     """Masks and positions of rows that were learned depend on it, and no digest of the files does."""
     (tmp_path / "code").mkdir()
     np.save(tmp_path / "code/a.npy", np.arange(5_000, dtype=np.uint16) % 97)
@@ -153,7 +153,7 @@ def test_where_documents_end_is_of_the_past_where_only_the_config_says_it(tmp_pa
             made(**now).check(made(**before).state(4), 4)
 
 
-def test_the_same_data_may_lie_elsewhere(root: Path, tmp_path: Path) -> None:
+def test_the_same_data_may_be_in_another_folder(root: Path, tmp_path: Path) -> None:
     _stream(_written(tmp_path)).check(_saved(root, 8), 8)
 
 

@@ -1,4 +1,4 @@
-"""Best-fit rows, lengths that change and takedowns, as the stream hands them out."""
+"""Best-fit rows, changing lengths and takedowns, as the stream hands them out."""
 
 import json
 import os
@@ -168,7 +168,7 @@ def test_with_indexes_no_file_is_opened_before_the_first_read(root: Path, monkey
     assert stream.order_hash(0, STEPS) == expected
 
 
-def test_a_missing_index_says_what_to_type(root: Path) -> None:
+def test_the_error_for_a_missing_index_has_the_command(root: Path) -> None:
     with pytest.raises(DataError, match="has no best-fit index for sequences of 32 tokens") as caught:
         _stream(root, [{"weights": {"code": 1}, "seq_len": 32}], packing="best-fit")
     assert caught.value.hint == f"smalti data pack {root / 'code'} --seq-len 32"

@@ -177,7 +177,7 @@ def test_a_template_stays_in_the_sandbox(template: str) -> None:
     assert "root:" not in shown
 
 
-def test_a_refusal_names_the_file_and_not_where_it_stands(tmp_path: Path, tokenizer: Tokenizer) -> None:
+def test_a_refusal_names_the_file_without_its_folder(tmp_path: Path, tokenizer: Tokenizer) -> None:
     chat = load_chat(folder_with(tmp_path, tokenizer, "{{ raise_exception('no system, please') }}", "file"))
     with pytest.raises(UserError, match=r"chat_template\.jinja does not take these messages: no system") as caught:
         chat.render(ONE)

@@ -89,7 +89,7 @@ def test_ids_for_all_or_none(tmp_path: Path) -> None:
         assert list((tmp_path / "s").iterdir()) == []
 
 
-def test_no_ids_are_said(tmp_path: Path) -> None:
+def test_a_folder_without_ids_is_an_error(tmp_path: Path) -> None:
     write_source(tmp_path / "s", 3)
     for look in (lambda: ids_of(tmp_path / "s", [0]), lambda: documents_of(tmp_path / "s", ["a"])):
         with pytest.raises(UserError, match=r"there is no ids\.parquet"):

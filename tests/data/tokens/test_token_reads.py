@@ -54,7 +54,7 @@ def copied(written: tuple[Path, np.ndarray], tmp_path: Path) -> Path:
 
 
 class Memory:
-    """Files that are held in memory: counts what is asked for, and may damage what it returns."""
+    """Files in memory that count requests and may damage what they return."""
 
     def __init__(self, folder: Path) -> None:
         self.where = "memory://somewhere"
@@ -373,7 +373,7 @@ def test_a_block_of_another_place_or_data_set_is_found(copied: Path, tmp_path: P
         TokenSource(copied).read(0, 5)
 
 
-def test_the_count_of_documents_stands_in_every_block(written: tuple[Path, np.ndarray]) -> None:
+def test_every_block_has_the_count_of_documents(written: tuple[Path, np.ndarray]) -> None:
     folder, tokens = written
     manifest = Manifest.load(folder)
     size = PAYLOAD_BYTES // manifest.token_bytes
@@ -391,7 +391,7 @@ def test_small_sources_are_one_block(tmp_path: Path) -> None:
     assert source.document_span(2)[1] == manifest.n_tokens
 
 
-def test_a_source_says_what_the_protocol_asks(written: tuple[Path, np.ndarray]) -> None:
+def test_a_token_source_implements_the_protocol(written: tuple[Path, np.ndarray]) -> None:
     from smalti.data.sources.source import Source
 
     source: Source = TokenSource(written[0])
