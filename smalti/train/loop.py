@@ -221,7 +221,7 @@ class _Loop:
             job.recorder.flush(_data_metrics(job))
         except NotFinite as error:
             self._return_to_last_good_step(error)
-            raise error from worlds.RaisedOnAllRanks()
+            raise error from worlds.RaisedOnAllRanks("all ranks have the same loss and gradient norm")
         self._log_when.done()
 
     def evaluate_if_due(self) -> None:
@@ -377,7 +377,8 @@ def _end(job: Job, stop: Stop) -> None:
     saved = f"stopped at step {step} of {job.total_steps} with a checkpoint saved"
     text = saved if step else "stopped before the first step; nothing was saved"
     kind = Interrupted if stop == Stop.INTERRUPTED else RetryableError
-    raise kind(text, hint="run the same command again to continue") from worlds.RaisedOnAllRanks()
+    cause = worlds.RaisedOnAllRanks("all ranks stop after the same step")
+    raise kind(text, hint="run the same command again to continue") from cause
 
 
 def _data_metrics(job: Job) -> dict[str, float]:

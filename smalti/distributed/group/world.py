@@ -24,10 +24,15 @@ T = TypeVar("T")
 
 
 class RaisedOnAllRanks(Exception):
-    """The ``__cause__`` of an error that all ranks raise at the same place: ``raise error from RaisedOnAllRanks()``.
+    """The ``__cause__`` of an error that all ranks raise at the same place: ``raise error from RaisedOnAllRanks(why)``.
 
-    The ranks can still communicate after such an error (``may_leave``).
+    The ranks can still communicate after such an error (``may_leave``). ``cause``: that of the error, so that a
+    traceback still shows it.
     """
+
+    def __init__(self, why: str, cause: BaseException | None = None) -> None:
+        super().__init__(why)
+        self.__cause__ = cause
 
 
 def pick_device(choice: str, world: World) -> torch.device:
@@ -148,7 +153,7 @@ def broadcast_from_rank0(work: Callable[[], T]) -> T:
     dist.broadcast_object_list(result_and_error, src=0)
     result, failure = result_and_error
     if failure is not None:
-        raise failure from RaisedOnAllRanks("rank 0 failed")
+        raise failure from RaisedOnAllRanks("rank 0 failed", failure.__cause__)
     return result  # type: ignore[no-any-return]
 
 
@@ -164,7 +169,7 @@ def together(work: Callable[[], T]) -> T:
     dist.all_gather_object(failures, failure)
     for rank, failed in enumerate(failures):
         if failed is not None:
-            raise failed from RaisedOnAllRanks(f"rank {rank} failed")
+            raise failed from RaisedOnAllRanks(f"rank {rank} failed", failed.__cause__)
     return result  # type: ignore[return-value]
 
 
