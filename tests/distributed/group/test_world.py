@@ -90,6 +90,25 @@ def test_the_ranks_can_communicate_after_an_error_that_all_raise() -> None:
     assert run_ranks(2, _fail_on_rank_1, timeout_s=60) == [[(text, True), (text, False)]] * 2
 
 
+def _cause_on_rank_0(rank: int) -> list[str]:
+    def work() -> None:
+        try:
+            _os_error()
+        except OSError as error:
+            raise DataError("no manifest in x") from error
+
+    try:
+        broadcast_from_rank0(work)
+    except DataError as error:
+        first = error.__cause__
+        return [repr(first), type(first.__cause__).__name__ if first else ""]
+    return []
+
+
+def test_an_error_of_all_ranks_keeps_its_cause_where_it_arose() -> None:
+    assert run_ranks(1, _cause_on_rank_0, timeout_s=60) == [["RaisedOnAllRanks('rank 0 failed')", "PermissionError"]]
+
+
 def _join(rank: int) -> tuple[str, ...]:
     world.socket.gethostname = lambda: f"host-{rank}"
     return world.join(env.world(), torch.device("cpu"), 60.0)
