@@ -39,8 +39,8 @@ def parse(svg: str) -> ET.Element:
 
 
 def path_points(svg: str, kind: str = "l s0") -> list[tuple[float, float]]:
-    found = re.findall(rf'<path class="{kind}" d="M([^"]*)"', svg)
-    return [(float(x), float(y)) for path in found for x, y in (pair.split() for pair in path.split("L"))]
+    result = re.findall(rf'<path class="{kind}" d="M([^"]*)"', svg)
+    return [(float(x), float(y)) for path in result for x, y in (pair.split() for pair in path.split("L"))]
 
 
 @pytest.mark.slow
@@ -162,13 +162,13 @@ def test_standalone_is_a_file() -> None:
 @given(st.floats(-1e9, 1e9), st.floats(1e-6, 1e9))
 def test_ticks_are_few_round_and_inside(low: float, size: float) -> None:
     high = low + size
-    found = ticks(low, high)
+    result = ticks(low, high)
     if high <= low:
         return
-    assert 1 <= len(found) <= 12
+    assert 1 <= len(result) <= 12
     slack = 1e-6 * (abs(low) + abs(high) + size)
-    assert all(low - slack <= value <= high + slack for value in found)
-    assert found == sorted(found)
+    assert all(low - slack <= value <= high + slack for value in result)
+    assert result == sorted(result)
 
 
 def test_ticks_by_example() -> None:
@@ -181,10 +181,10 @@ def test_ticks_by_example() -> None:
 
 @given(st.floats(1e-9, 1e9), st.floats(1.01, 1e6))
 def test_log_ticks_are_inside(low: float, factor: float) -> None:
-    found = log_ticks(low, low * factor)
-    assert found == sorted(found)
-    assert len(found) <= 25
-    assert all(low * 0.99 <= value <= low * factor * 1.01 for value in found)
+    result = log_ticks(low, low * factor)
+    assert result == sorted(result)
+    assert len(result) <= 25
+    assert all(low * 0.99 <= value <= low * factor * 1.01 for value in result)
 
 
 def test_a_column_of_charts() -> None:

@@ -43,12 +43,12 @@ def test_round_trips(root: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("start", "length", "found"), [(0, 10, b"0123456789"), (3, 4, b"3456"), (8, 9, b"89"), (4, 0, b""), (10, 2, b"")]
+    ("start", "length", "expected"), [(0, 10, b"0123456789"), (3, 4, b"3456"), (8, 9, b"89"), (4, 0, b""), (10, 2, b"")]
 )
-def test_ranges(root: str, start: int, length: int, found: bytes) -> None:
+def test_ranges(root: str, start: int, length: int, expected: bytes) -> None:
     path = store.join(root, "file")
     store.write_bytes(path, b"0123456789")
-    assert store.read_range(path, start, length) == found
+    assert store.read_range(path, start, length) == expected
     with pytest.raises(DataError, match="nowhere does not exist"):
         store.read_range(store.join(root, "nowhere"), start, length)
 

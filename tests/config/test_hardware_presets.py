@@ -134,9 +134,9 @@ def test_names_of_people(typed: str, name: str) -> None:
 
 
 def test_aliases_belong_to_one_device() -> None:
-    found = [alias for name in hardware_names() for alias in (name, *hardware(name).aliases)]
-    assert len(found) == len(set(found))
-    assert all(alias == alias.lower() for alias in found)
+    result = [alias for name in hardware_names() for alias in (name, *hardware(name).aliases)]
+    assert len(result) == len(set(result))
+    assert all(alias == alias.lower() for alias in result)
 
 
 def test_unknown_names_are_refused_with_what_is_allowed() -> None:

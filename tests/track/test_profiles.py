@@ -49,9 +49,9 @@ def made(**parts_s: float) -> Summary:
 
 
 def test_the_bottleneck_is_what_is_not_the_models_own_work() -> None:
-    found = made(matrix_products=0.6, copies_and_casts=0.25, norms=0.15)
-    assert found.bottleneck.name == "copies and casts"
-    assert found.gain(found.bottleneck) == pytest.approx(1 / 0.75)
+    result = made(matrix_products=0.6, copies_and_casts=0.25, norms=0.15)
+    assert result.bottleneck.name == "copies and casts"
+    assert result.gain(result.bottleneck) == pytest.approx(1 / 0.75)
     assert made(matrix_products=0.95, norms=0.05).bottleneck.name == "matrix products"
 
 

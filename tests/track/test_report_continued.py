@@ -34,9 +34,9 @@ def _run(folder: Path, *, step_0: bool = True, **config: Any) -> Path:
 
 
 def test_the_table_shows_what_was_kept_and_what_was_learned(tmp_path: Path) -> None:
-    found = continued(read_run(_run(tmp_path / "r")))
-    assert found is not None
-    assert found.words() == [
+    result = continued(read_run(_run(tmp_path / "r")))
+    assert result is not None
+    assert result.words() == [
         ("old", "code", "1.3000", "1.3400", "+3.08 %", "+2 %", "worse than its bound"),
         ("new", "prose", "2.0000", "1.8000", "-10.00 %", "-", "learned"),
     ]
@@ -58,10 +58,10 @@ def test_values_that_were_measured_otherwise_are_not_compared(tmp_path: Path) ->
     own = folder / "logs/attempt-1/config.yaml"
     own.parent.mkdir(parents=True, exist_ok=True)
     own.write_text(yaml.safe_dump(tree))
-    found = continued(read_run(folder))
-    assert found is not None
-    assert found.unlike == "data.seq_len 256 -> 512"
-    assert {words[-1] for words in found.words()} == {"not measured alike"}
+    result = continued(read_run(folder))
+    assert result is not None
+    assert result.unlike == "data.seq_len 256 -> 512"
+    assert {words[-1] for words in result.words()} == {"not measured alike"}
     text = Path(write_report(folder)).read_text()
     assert "Not to be compared: data.seq_len 256 -&gt; 512" in text
     assert "Change of bits per byte" not in text

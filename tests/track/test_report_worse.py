@@ -39,10 +39,10 @@ def measured(folder: Path, values: dict[str, list[float]]) -> RunRecord:
 def test_a_set_that_rises_in_a_stage_is_named_everywhere(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     prose = [3, 2.8, 2.6, 2.5, 2.4, 2.45, 2.5, 2.55, 2.6, 2.6]
     run = measured(tmp_path / "r", {"code": [3 - i / 10 for i in range(10)], "prose": prose})
-    found = worse_in_stages(run)
-    assert [(one.name, one.stage) for one in found] == [("prose", 1)]
+    result = worse_in_stages(run)
+    assert [(one.name, one.stage) for one in result] == [("prose", 1)]
     line = "held-out 'prose' got worse in stage 1: 2.4000 at step 50, 2.6000 at step 100 (+8.3% bits per byte)"
-    assert found[0].words() == line
+    assert result[0].words() == line
     assert line.replace("'", "&#x27;") in page(run, None)
     assert line in about(tmp_path / "r", n_events=0)["notes"]
     _warn_of_worse(RunFolder.read(run.folder))

@@ -36,12 +36,12 @@ def test_identity_placement_and_provenance_are_distinguished(tmp_path: Path) -> 
     (other / "provenance.json").write_text(
         json.dumps({"smalti": "0.1.0", "git": {"commit": "f" * 40, "dirty": True}, "packages": {"torch": "2.12"}})
     )
-    found = compare([read_run(first), read_run(other)])
-    assert found.identity == {"train.optimizer.lr": [0.003, 0.001]}
-    assert found.placement == {"train.parallel.ranks": [1, 2]}
-    assert found.provenance["packages.torch"] == ["absent", "2.12"]
-    assert found.to_json()["identity"] == {"train.optimizer.lr": {"one": 0.003, "two": 0.001}}
-    assert json.dumps(found.to_json())
+    result = compare([read_run(first), read_run(other)])
+    assert result.identity == {"train.optimizer.lr": [0.003, 0.001]}
+    assert result.placement == {"train.parallel.ranks": [1, 2]}
+    assert result.provenance["packages.torch"] == ["absent", "2.12"]
+    assert result.to_json()["identity"] == {"train.optimizer.lr": {"one": 0.003, "two": 0.001}}
+    assert json.dumps(result.to_json())
 
 
 def test_forks_are_one_line_and_another_seed_gives_a_note(tmp_path: Path) -> None:
@@ -49,18 +49,18 @@ def test_forks_are_one_line_and_another_seed_gives_a_note(tmp_path: Path) -> Non
     past += "stages: [{weights: {code: 1}}], schedule: {}}"
     first, seed = made(tmp_path / "one"), made(tmp_path / "two", "seed=3")
     forked = made(tmp_path / "three", f"data.history=[{past}]")
-    found = compare([read_run(first), read_run(seed), read_run(forked)])
-    assert found.identity["data.history"] == ["no fork", "no fork", "until step 50: 200step, lr 0.004"]
-    assert not [key for key in found.identity if key.startswith("data.history[")]
-    assert found.notes == [
+    result = compare([read_run(first), read_run(seed), read_run(forked)])
+    assert result.identity["data.history"] == ["no fork", "no fork", "until step 50: 200step, lr 0.004"]
+    assert not [key for key in result.identity if key.startswith("data.history[")]
+    assert result.notes == [
         "two is one with another seed: what is called lower or higher there is the noise between seeds"
     ]
 
 
 def test_a_shift_is_a_difference_and_noise_is_none(tmp_path: Path) -> None:
     runs = [made(tmp_path / name, shift=shift) for name, shift in (("base", 0.0), ("same", 0.0), ("worse", 0.2))]
-    found = compare([read_run(run) for run in runs])
-    at_step = found.measured[0]
+    result = compare([read_run(run) for run in runs])
+    at_step = result.measured[0]
     assert at_step.where.startswith("at step 400")
     same, worse = at_step.rows["loss/train/total"]
     assert same.verdict == "inside the noise"
@@ -87,8 +87,8 @@ def test_noise_is_seldom_called_a_difference(proof, record, kept: float, steps: 
         verdict = of_curves(sides[0], sides[1], what="steps").verdict
         wrong += verdict in ("lower", "higher")
         untold += verdict == "too few steps to tell"
-    found = {"cases": n, "steps": steps, "neighbours_alike": kept, "called_different_frac": wrong / n}
-    record(f"runs-diff-{kept}-{steps}", {**found, "untold_frac": untold / n})
+    result = {"cases": n, "steps": steps, "neighbours_alike": kept, "called_different_frac": wrong / n}
+    record(f"runs-diff-{kept}-{steps}", {**result, "untold_frac": untold / n})
     assert wrong / n < 0.08  # 5 % and the chance of so few cases
     if kept == 0.0:
         assert untold / n < 0.05  # steps of one run read different documents: forty are enough
@@ -97,8 +97,8 @@ def test_noise_is_seldom_called_a_difference(proof, record, kept: float, steps: 
 
 
 def test_too_few_steps_give_no_verdict() -> None:
-    found = of_curves([1.0] * 12, [1.0 + step / 10 for step in range(12)], what="steps")
-    assert (found.verdict, found.half_width) == ("too few steps to tell", None)
+    result = of_curves([1.0] * 12, [1.0 + step / 10 for step in range(12)], what="steps")
+    assert (result.verdict, result.half_width) == ("too few steps to tell", None)
 
 
 APART = {  # how two runs move apart from the same weights on, and together again
@@ -115,10 +115,10 @@ def test_runs_that_move_apart_differ(form: str) -> None:
     draw = random.Random(3)
     before = [8 - 2 * step / 40 + draw.gauss(0, 0.1) for step in range(1, 41)]
     after = [8 - 2 * step / 40 + APART[form](step) + draw.gauss(0, 0.1) for step in range(1, 41)]
-    found = of_curves(before, after, what="steps")
-    assert found.verdict == "higher"
+    result = of_curves(before, after, what="steps")
+    assert result.verdict == "higher"
     assert of_curves(after, before, what="steps").verdict == "lower"
-    assert found.how == "40 steps, against 3 times the noise of one"
+    assert result.how == "40 steps, against 3 times the noise of one"
 
 
 @pytest.mark.parametrize("steps", [20, 40, 120])
@@ -134,8 +134,8 @@ def test_seeds_that_drift_apart_a_little_are_no_difference(steps: int) -> None:
 
 def test_another_batch_is_compared_at_the_same_tokens(tmp_path: Path) -> None:
     first, other = made(tmp_path / "small"), made(tmp_path / "large", batch=16384)
-    found = compare([read_run(first), read_run(other)])
-    assert [table.where.split(" (")[0] for table in found.measured][:2] == ["at step 400", "at 3.277e+06 tokens"]
+    result = compare([read_run(first), read_run(other)])
+    assert [table.where.split(" (")[0] for table in result.measured][:2] == ["at step 400", "at 3.277e+06 tokens"]
 
 
 @pytest.mark.parametrize(("steps", "batches"), [(16, (8, 32)), (400, (512, 2048)), (300, (700, 1024)), (9, (5, 7))])
@@ -150,8 +150,8 @@ def test_at_the_same_tokens_every_step_counts_for_its_tokens(
     table = compare([read_run(tmp_path / "a"), read_run(tmp_path / "b")]).measured[1]
     last = steps * min(batches)
     first = last * (1 - max(0.1, min(1.0, 40 / int(last / max(batches)))))
-    found = table.rows["loss/train/total"][0]
-    for value, batch, curve in zip((found.before, found.after), batches, losses, strict=True):
+    result = table.rows["loss/train/total"][0]
+    for value, batch, curve in zip((result.before, result.after), batches, losses, strict=True):
         tokens = [loss for loss in curve for _ in range(batch)][round(first) : last]
         assert value == pytest.approx(sum(tokens) / len(tokens), rel=1e-3)
 
@@ -160,9 +160,9 @@ def test_scores_with_equal_questions_are_paired() -> None:
     before = [{"index": i, "prompt": "p", "correct": i % 2 == 0} for i in range(100)]
     after = [{**sample, "correct": sample["correct"] or sample["index"] == 1} for sample in before]
     score = {"value": 0.5, "interval": [0.4, 0.6], "n": 100}
-    found = of_scores(score, {**score, "value": 0.51}, (before, after))
-    assert found.how == "100 questions, paired"
-    assert found.half_width == pytest.approx(1.96 * 0.01, rel=1e-3)
+    result = of_scores(score, {**score, "value": 0.51}, (before, after))
+    assert result.how == "100 questions, paired"
+    assert result.half_width == pytest.approx(1.96 * 0.01, rel=1e-3)
     other = of_scores(score, {**score, "value": 0.7}, (before, after[1:]))
     assert other.how == "from both intervals, not paired"
     assert other.half_width == pytest.approx(0.1 * 2**0.5)
@@ -174,9 +174,9 @@ def test_bits_per_byte_are_paired_by_document() -> None:
     before = [{"index": i, "n_bytes": 1000, "nats": draw.uniform(500, 1500)} for i in range(50)]
     after = [{**sample, "nats": sample["nats"] + draw.gauss(10, 5)} for sample in before]
     values = [sum(one["nats"] for one in side) / 50 / 1000 / 0.6931 for side in (before, after)]
-    found = of_scores({"value": values[0]}, {"value": values[1]}, (before, after))
-    assert found.verdict == "higher"
-    assert found.half_width == pytest.approx(1.96 * 5 / 1000 / 0.6931 / 50**0.5, rel=0.3)
+    result = of_scores({"value": values[0]}, {"value": values[1]}, (before, after))
+    assert result.verdict == "higher"
+    assert result.half_width == pytest.approx(1.96 * 5 / 1000 / 0.6931 / 50**0.5, rel=0.3)
 
 
 def test_other_windows_give_no_verdict() -> None:
@@ -186,8 +186,8 @@ def test_other_windows_give_no_verdict() -> None:
     same = of_scores(score, {**score, "value": 1.49}, (before, after))
     assert same.verdict == "lower"
     for other in ({"seq_len": 512, "overlap_tokens": 64}, {"seq_len": 256, "overlap_tokens": 128}, {"seq_len": 256}):
-        found = of_scores(score, {"value": 1.49, **other}, (before, after))
-        assert (found.verdict, found.half_width) == ("the windows differ: no verdict", None)
+        result = of_scores(score, {"value": 1.49, **other}, (before, after))
+        assert (result.verdict, result.half_width) == ("the windows differ: no verdict", None)
     half_windows = of_scores({"value": 1.6, "seq_len": 256}, {**score, "overlap_tokens": 128}, (before, after))
     assert half_windows.verdict == "lower"
 
@@ -205,6 +205,6 @@ def test_a_run_that_lacks_something_is_still_compared(tmp_path: Path, gone: str)
     first, other = made(tmp_path / "one"), made(tmp_path / "two")
     path = other / gone
     shutil.rmtree(path) if path.is_dir() else path.unlink()
-    found = compare([read_run(first), read_run(other)])
-    assert json.dumps(found.to_json())
-    assert bool(found.notes) == (gone == "config.yaml")
+    result = compare([read_run(first), read_run(other)])
+    assert json.dumps(result.to_json())
+    assert bool(result.notes) == (gone == "config.yaml")

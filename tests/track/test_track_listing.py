@@ -32,13 +32,13 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_broken_folders_are_listed_with_the_reason(runs: Path) -> None:
-    found = {Path(run.folder).name: run for run in list_runs(str(runs))}
-    assert set(found) == {"whole", "torn-config", "no-mapping", "torn-status", "only-metrics"}
-    assert found["whole"].problem is None
+    result = {Path(run.folder).name: run for run in list_runs(str(runs))}
+    assert set(result) == {"whole", "torn-config", "no-mapping", "torn-status", "only-metrics"}
+    assert result["whole"].problem is None
     said = {"torn-config": "line", "no-mapping": "key: value", "torn-status": "JSON", "only-metrics": "missing"}
     for name, word in said.items():
-        assert found[name].state == "broken"
-        assert word in (found[name].problem or ""), found[name].problem
+        assert result[name].state == "broken"
+        assert word in (result[name].problem or ""), result[name].problem
 
 
 def test_values_of_a_run(runs: Path) -> None:
@@ -68,9 +68,9 @@ def test_the_best_eval_is_the_lowest_mean_over_sources(tmp_path: Path) -> None:
         {"step": 4, "metrics/eval/a/LanguageCrossEntropy": 2.9},
     ]
     write_lines(tmp_path / "metrics.jsonl", rows)
-    found = best_eval(tmp_path / "metrics.jsonl")
-    assert found is not None
-    assert (found.value, found.step, found.metric) == (2.0, 3, "LanguageCrossEntropy")
+    result = best_eval(tmp_path / "metrics.jsonl")
+    assert result is not None
+    assert (result.value, result.step, result.metric) == (2.0, 3, "LanguageCrossEntropy")
 
 
 def test_the_newest_values_of_a_long_file_are_at_its_end(tmp_path: Path) -> None:

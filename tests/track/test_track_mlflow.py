@@ -84,12 +84,12 @@ class Server:
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    found = Server(tmp_path_factory.mktemp("mlflow"))
+    result = Server(tmp_path_factory.mktemp("mlflow"))
     try:
-        found.start()
-        yield found
+        result.start()
+        yield result
     finally:
-        found.kill()
+        result.kill()
 
 
 @pytest.fixture(autouse=True)
@@ -305,9 +305,9 @@ def test_variables_that_users_of_mlflow_know(server: Server, tmp_path: Path, mon
     monkeypatch.setenv("MLFLOW_EXPERIMENT_NAME", "by-variable")
     folder = write_run(tmp_path / "demo", steps=3)
     trackers.send(folder, ["track.sinks=[mlflow]"])
-    found = client(server).get_experiment_by_name("by-variable")
-    assert run_of(server, folder).info.experiment_id == found.experiment_id
-    mine = client(server).create_run(found.experiment_id, run_name="mine").info.run_id
+    result = client(server).get_experiment_by_name("by-variable")
+    assert run_of(server, folder).info.experiment_id == result.experiment_id
+    mine = client(server).create_run(result.experiment_id, run_name="mine").info.run_id
     monkeypatch.setenv("MLFLOW_RUN_ID", mine)
     other = write_run(tmp_path / "other", steps=3)
     trackers.send(other, ["track.sinks=[mlflow]"])

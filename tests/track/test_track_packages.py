@@ -28,11 +28,11 @@ def test_a_missing_package() -> None:
 
 
 def test_extras_of_this_distribution() -> None:
-    found = requirements()
-    assert next(iter(found)) == "core"
-    assert {one.name for one in found["core"]} >= {"torch", "numpy", "pydantic"}
-    assert {"data", "serve", "cluster"} <= found.keys()
-    assert "ray" in {one.name for one in found["cluster"]}, "what daft[ray] asks for belongs to it"
+    result = requirements()
+    assert next(iter(result)) == "core"
+    assert {one.name for one in result["core"]} >= {"torch", "numpy", "pydantic"}
+    assert {"data", "serve", "cluster"} <= result.keys()
+    assert "ray" in {one.name for one in result["cluster"]}, "what daft[ray] asks for belongs to it"
 
 
 def test_nothing_is_known_of_a_distribution_that_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -210,7 +210,7 @@ def test_steps_of_the_whole_run(run_folder: Path, duration: str, steps: str) -> 
 def test_newest_results_of_a_suite(run_folder: Path) -> None:
     old = next(run_folder.glob("evals/demo/*"))
     shutil.copytree(old, old.with_name("2026-02-01T00-00-00.000Z"))
-    assert [found.time for found in read_run(run_folder).evals] == [old.name]
+    assert [result.time for result in read_run(run_folder).evals] == [old.name]
 
 
 def test_smoothing_keeps_a_constant_and_passes_gaps() -> None:

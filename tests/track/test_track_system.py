@@ -103,13 +103,13 @@ def test_a_machine_that_works_is_seen_to_work(tmp_path: Path) -> None:
     while time.monotonic() < end_s:
         sum(range(1000))
     sampler.close()
-    found = sampler.take()
-    names.check(found)
-    assert 0 < found["system/cpu_frac"] <= 1
-    assert found["system/process_cpu_cores"] > 0.05
-    assert 1e6 < found["system/process_memory_bytes"] < found["system/memory_used_bytes"]
-    assert found["system/disk_free_bytes"] > 0
-    assert 0 < found["system/memory_frac"] < 1
+    result = sampler.take()
+    names.check(result)
+    assert 0 < result["system/cpu_frac"] <= 1
+    assert result["system/process_cpu_cores"] > 0.05
+    assert 1e6 < result["system/process_memory_bytes"] < result["system/memory_used_bytes"]
+    assert result["system/disk_free_bytes"] > 0
+    assert 0 < result["system/memory_frac"] < 1
 
 
 def test_a_sampler_that_fails_ends_with_a_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -135,12 +135,12 @@ def test_bytes_of_volumes_that_lie_on_a_disk_count_once(tmp_path: Path, monkeypa
     def of(n_bytes: int) -> Any:
         return SimpleNamespace(read_bytes=n_bytes, write_bytes=2 * n_bytes)
 
-    found = {"sda": of(100), "sda1": of(90), "dm-0": of(90)}
-    monkeypatch.setattr(system.psutil, "disk_io_counters", lambda perdisk=False: found if perdisk else of(190))
+    result = {"sda": of(100), "sda1": of(90), "dm-0": of(90)}
+    monkeypatch.setattr(system.psutil, "disk_io_counters", lambda perdisk=False: result if perdisk else of(190))
     monkeypatch.setattr(system, "_BLOCK", str(tmp_path))
     for name, inside in (("sda", "device"), ("dm-0", "dm")):
         (tmp_path / name / inside).mkdir(parents=True)
-    assert system._disks() == [found["sda"]]
+    assert system._disks() == [result["sda"]]
     monkeypatch.setattr(system, "_BLOCK", str(tmp_path / "absent"))
     assert system._disks()[0].read_bytes == 190
     monkeypatch.setattr(system.psutil, "disk_io_counters", lambda perdisk=False: {} if perdisk else None)

@@ -21,9 +21,9 @@ TRACK = TrackConfig(sinks=("tensorboard",))
 
 
 def read(folder: Path) -> Any:
-    found = accumulator.EventAccumulator(str(folder / "tb"), size_guidance={"scalars": 0})
-    found.Reload()
-    return found
+    result = accumulator.EventAccumulator(str(folder / "tb"), size_guidance={"scalars": 0})
+    result.Reload()
+    return result
 
 
 def attempt(folder: Path, steps: range, *, resumed_step: int, number: float, state: str | None = "done") -> None:
@@ -51,12 +51,12 @@ def run_folder(tmp_path: Path) -> Path:
 def test_values_steps_times_and_config(tmp_path: Path) -> None:
     folder = run_folder(tmp_path)
     attempt(folder, range(1, 31), resumed_step=-1, number=0.5)
-    found = read(folder)
-    scalars = found.Scalars("loss/train/total")
+    result = read(folder)
+    scalars = result.Scalars("loss/train/total")
     assert [(one.step, one.value) for one in scalars] == [(step, step + 0.5) for step in range(1, 31)]
-    assert all(math.isnan(one.value) for one in found.Scalars("system/cpu_frac"))
-    assert len(found.Scalars("system/cpu_frac")) == 30
-    text = found.Tensors("config/text_summary")[0].tensor_proto.string_val[0].decode()
+    assert all(math.isnan(one.value) for one in result.Scalars("system/cpu_frac"))
+    assert len(result.Scalars("system/cpu_frac")) == 30
+    text = result.Tensors("config/text_summary")[0].tensor_proto.string_val[0].decode()
     assert "global_batch_tokens: 8192" in text
     assert read_metrics(folder)[0]["time"].startswith("20")
 
@@ -67,8 +67,8 @@ def test_steps_repeated_after_a_crash_are_sent_once(tmp_path: Path) -> None:
     attempt(folder, range(1, 31), resumed_step=-1, number=0.5, state=None)
     assert len(read(folder).Scalars("loss/train/total")) == 30
     attempt(folder, range(21, 41), resumed_step=20, number=0.75)
-    found = [(one.step, one.value) for one in read(folder).Scalars("loss/train/total")]
-    assert found == [(step, step + (0.5 if step <= 20 else 0.75)) for step in range(1, 41)]
+    result = [(one.step, one.value) for one in read(folder).Scalars("loss/train/total")]
+    assert result == [(step, step + (0.5 if step <= 20 else 0.75)) for step in range(1, 41)]
 
 
 @pytest.mark.filterwarnings("ignore:Detected out of order")

@@ -111,10 +111,10 @@ def test_a_run_of_two_attempts_is_one_run(tmp_path: Path, monkeypatch: pytest.Mo
     assert [row["time/batch"] for row in rows] == list(range(1, 21))
     assert [row["loss/train/total"] for row in rows] == [step / 4 for step in range(1, 21)]
     assert {str(row["system/cpu_frac"]).lower() for row in rows} == {"nan"}
-    found = [record.run for path in tmp_path.glob("wandb/offline-run-*/*.wandb") for record in records(path)
+    result = [record.run for path in tmp_path.glob("wandb/offline-run-*/*.wandb") for record in records(path)
              if record.WhichOneof("record_type") == "run"]  # fmt: skip
-    assert {(run.run_id, run.project, run.display_name, run.host) for run in found} == {
+    assert {(run.run_id, run.project, run.display_name, run.host) for run in result} == {
         (json.loads((tmp_path / "trackers/wandb.json").read_text())["run_id"], "tiles", "demo", "-")
     }
-    config = {item.key: json.loads(item.value_json) for item in found[0].config.update}
+    config = {item.key: json.loads(item.value_json) for item in result[0].config.update}
     assert config["train.global_batch_tokens"] == 8192

@@ -59,8 +59,8 @@ def _real(rank: int, config: RunConfig) -> Real:
     from counted_step import counted, counted_steps
 
     step = counted_steps(config, prepare=_choose_evenly)[-1]
-    found = counted(step.live)
-    return Real(found.peak_bytes, found.parts["weights"], found.parts["moments"], counts(step.collectives))
+    result = counted(step.live)
+    return Real(result.peak_bytes, result.parts["weights"], result.parts["moments"], counts(step.collectives))
 
 
 def _choose_evenly(model: nn.Module) -> None:

@@ -77,11 +77,11 @@ def test_rows_on_a_device_come_with_the_number_of_their_documents(packed: bool) 
     n_documents = {}
     for device in ("cpu", "meta"):
         batches = TokenBatches(_Rows(batch), torch.device(device), mask_documents=True)  # type: ignore[arg-type]
-        (found,) = batches.batch(0)
-        assert found.documents is not None
-        n_documents[device] = found.n_documents
+        (result,) = batches.batch(0)
+        assert result.documents is not None
+        n_documents[device] = result.n_documents
         if device == "cpu":
-            assert batch.runs == int(document_runs(found.documents).sum())
+            assert batch.runs == int(document_runs(result.documents).sum())
     assert n_documents == {"cpu": None, "meta": batch.runs}
 
 

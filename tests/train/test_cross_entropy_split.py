@@ -46,7 +46,7 @@ def _inputs() -> tuple[Tensor, Tensor, Tensor]:
 def _split(rank: int, dtype: torch.dtype, soft_cap: float | None) -> list[tuple[list[Tensor], int]]:
     mesh = init_device_mesh("cpu", (torch.distributed.get_world_size(),), mesh_dim_names=("tensor",))
     whole, weight, targets = _inputs()
-    found = []
+    values = []
     for chunk_bytes in CHUNKS:
         slice_BtD = whole.to(dtype).chunk(mesh.size(), dim=1)[rank].clone().requires_grad_()
         part = distribute_tensor(weight.to(dtype), mesh, [Shard(0)]).requires_grad_()
@@ -59,8 +59,8 @@ def _split(rank: int, dtype: torch.dtype, soft_cap: float | None) -> list[tuple[
         assert isinstance(part.grad, DTensor)
         slices = [torch.empty_like(slice_BtD) for _ in range(mesh.size())]
         torch.distributed.all_gather(slices, slice_BtD.grad.contiguous())
-        found.append(([loss.detach(), z_loss, torch.cat(slices, dim=1), part.grad.full_tensor()], largest.elements))
-    return found
+        values.append(([loss.detach(), z_loss, torch.cat(slices, dim=1), part.grad.full_tensor()], largest.elements))
+    return values
 
 
 def _plain(soft_cap: float | None) -> list[Tensor]:

@@ -147,12 +147,12 @@ def _three_steps(rank: int, microbatches: int) -> dict[str, torch.Tensor]:
 @pytest.mark.parametrize(("world_size", "microbatches"), [(1, 4), (2, 1), (2, 4), (4, 2)])
 def test_any_cut_into_microbatches_and_ranks_gives_the_same_losses_biases_and_gradients(world_size, microbatches):
     (whole,) = run_ranks(1, _three_steps, 1)
-    for found in run_ranks(world_size, _three_steps, microbatches):
+    for results in run_ranks(world_size, _three_steps, microbatches):
         for name, value in whole.items():
             if "choice_bias" in name or name == "load":
-                assert torch.equal(found[name], value)
+                assert torch.equal(results[name], value)
             else:
-                assert float((found[name] - value).norm() / value.norm().clamp(min=1e-12)) < 2e-5, name
+                assert float((results[name] - value).norm() / value.norm().clamp(min=1e-12)) < 2e-5, name
 
 
 def test_biases_even_out_what_a_skewed_router_prefers():

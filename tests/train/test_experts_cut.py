@@ -28,8 +28,8 @@ SIX = MOE.model_copy(update={"moe": MOE.moe.model_copy(update={"num_experts": 6}
     ],
 )
 def test_which_dim_is_cut(shape: tuple[int, ...], shards: int, dim: int | None) -> None:
-    found = _cut(nn.Parameter(torch.empty(shape, device="meta")), shards)
-    assert found == (None if dim is None else Shard(dim))
+    results = _cut(nn.Parameter(torch.empty(shape, device="meta")), shards)
+    assert results == (None if dim is None else Shard(dim))
 
 
 @pytest.mark.slow

@@ -43,17 +43,17 @@ def test_on_cuda_it_is_the_largest_that_fits(tmp_path: Path) -> None:
     config = toy_run.config(tmp_path, global_batch_tokens=2**20)
     most = choose(config, Layout(), "cuda", 80 * GB)
     assert (most.tokens, most.by) == (2**20, "planner")
-    found = choose(config, Layout(), "cuda", 1.2 * GB)
-    assert 16_384 < found.tokens < 2**20
-    for tokens, fits in ((found.tokens, True), (found.tokens + 32, False)):
+    result = choose(config, Layout(), "cuda", 1.2 * GB)
+    assert 16_384 < result.tokens < 2**20
+    for tokens, fits in ((result.tokens, True), (result.tokens + 32, False)):
         total = memory_per_rank(config, layout=Layout(), microbatch_tokens=tokens, device="cuda").total_bytes
         assert (total <= 1.2 * GB) is fits
 
 
 def test_what_ran_out_before_is_not_tried_again(tmp_path: Path) -> None:
     config = toy_run.config(tmp_path)
-    found = choose(config, Layout(), "cpu", 8 * GB, limit_tokens=192)
-    assert (found.tokens, found.by) == (192, "oom")
+    result = choose(config, Layout(), "cpu", 8 * GB, limit_tokens=192)
+    assert (result.tokens, result.by) == (192, "oom")
     assert choose(config, Layout(), "cpu", 8 * GB, limit_tokens=4096).by == "rule"
     given = toy_run.config(tmp_path, microbatch_tokens=96)
     assert choose(given, Layout(), "cpu", 1.0).tokens == 96
@@ -74,11 +74,11 @@ def test_a_trial_of_a_number_has_no_effect(tmp_path: Path) -> None:
 
 def _bits(job: Job) -> dict[str, Any]:
     model, optimizer = job.state.model, job.state.optimizer
-    found = {f"model.{name}": value.clone() for name, value in job.tensors().items()}
-    found |= {f"buffer.{name}": value.clone() for name, value in model.named_buffers()}
-    found |= {f"grad.{name}": p.grad for name, p in model.named_parameters()}
-    found |= {"rng": torch.get_rng_state(), "groups": str(optimizer.state_dict()["param_groups"])}
-    return found
+    result = {f"model.{name}": value.clone() for name, value in job.tensors().items()}
+    result |= {f"buffer.{name}": value.clone() for name, value in model.named_buffers()}
+    result |= {f"grad.{name}": p.grad for name, p in model.named_parameters()}
+    result |= {"rng": torch.get_rng_state(), "groups": str(optimizer.state_dict()["param_groups"])}
+    return result
 
 
 def _same(before: dict[str, Any], after: dict[str, Any]) -> bool:
@@ -141,8 +141,8 @@ def test_a_trial_leaves_no_trace_and_all_ranks_take_what_the_fullest_can(tmp_pat
     model = config.model.model_copy(update={"moe": moe, "family": "decoder"})
     config = config.model_copy(update={"model": model})
     plain = config.model_copy(update={"folder": f"{config.folder}-plain"})
-    for losses, found in run_ranks(2, _plain_and_tried, plain, config):
-        assert found == {"same": True, "tokens": 192, "losses": losses, "cut": (32, 3, 6)}
+    for losses, result in run_ranks(2, _plain_and_tried, plain, config):
+        assert result == {"same": True, "tokens": 192, "losses": losses, "cut": (32, 3, 6)}
 
 
 def test_the_trial_takes_the_fullest_step_and_documents(tmp_path: Path) -> None:

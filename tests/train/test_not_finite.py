@@ -97,8 +97,8 @@ def _spoil(job: Job, what: str) -> None:
 
 
 def _held(job: Job) -> dict[str, Tensor]:
-    found = {name: local(tensor).detach().clone() for name, tensor in job.tensors().items()}
-    return {name: tensor for name, tensor in found.items() if tensor.numel()}
+    results = {name: local(tensor).detach().clone() for name, tensor in job.tensors().items()}
+    return {name: tensor for name, tensor in results.items() if tensor.numel()}
 
 
 def _unchanged(one: dict[str, Tensor], other: dict[str, Tensor]) -> list[str]:
@@ -106,7 +106,7 @@ def _unchanged(one: dict[str, Tensor], other: dict[str, Tensor]) -> list[str]:
 
 
 def _around_a_bad_step(rank: int, config: RunConfig, what: str) -> dict[str, bool]:
-    job, found = build(config), {}
+    job, results = build(config), {}
     step = iter(range(9))
 
     def one() -> StepResult:
@@ -116,17 +116,17 @@ def _around_a_bad_step(rank: int, config: RunConfig, what: str) -> dict[str, boo
     before = _held(job)
     one()
     good = _held(job)
-    found["a good step changes all"] = _unchanged(before, good) == []
+    results["a good step changes all"] = _unchanged(before, good) == []
     _spoil(job, what)
     result = one()
-    found["the result says so"] = not bool((result.loss + result.grad_norm).isfinite())
-    found["the step changes nothing"] = _same(good, _held(job))
+    results["the result says so"] = not bool((result.loss + result.grad_norm).isfinite())
+    results["the step changes nothing"] = _same(good, _held(job))
     one()
-    found["nor does the next"] = _same(good, _held(job))
+    results["nor does the next"] = _same(good, _held(job))
     job.state.found_inf = None
     one()
-    found["anew it continues"] = _unchanged(good, _held(job)) == []
-    return found
+    results["anew it continues"] = _unchanged(good, _held(job)) == []
+    return results
 
 
 @pytest.mark.sample(3)
@@ -155,8 +155,8 @@ def test_a_step_that_is_not_finite_keeps_every_bit(
     ranks: int, kind: str, optimizer: dict[str, Any], parallel: dict[str, Any], what: str, tmp_path: Path
 ) -> None:
     """The slow ones: each way to spread a model over ranks, each optimizer, clipping with and without effect."""
-    for found in run_ranks(ranks, _around_a_bad_step, _config(tmp_path, kind, optimizer, **parallel), what):
-        assert all(found.values()), found
+    for results in run_ranks(ranks, _around_a_bad_step, _config(tmp_path, kind, optimizer, **parallel), what):
+        assert all(results.values()), results
 
 
 # ---- the run --------------------------------------------------------------------------------------------------------

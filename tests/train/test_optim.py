@@ -57,12 +57,14 @@ def _after(rank: int, config: OptimizerConfig, steps: int, shards: bool = False)
         for group in optimizer.param_groups:
             group["lr"] = config.lr * (1 + step % 5)
         optimizer.step()
-    found = {**dict(model.named_parameters()), **moments(model, optimizer)}
-    return {name: getattr(value, "full_tensor", lambda value=value: value)().detach() for name, value in found.items()}
+    tensors = {**dict(model.named_parameters()), **moments(model, optimizer)}
+    return {
+        name: getattr(value, "full_tensor", lambda value=value: value)().detach() for name, value in tensors.items()
+    }
 
 
 def _naive_lion(config: OptimizerConfig, steps: int) -> dict[str, Tensor]:
-    found: dict[str, Tensor] = {}
+    tensors: dict[str, Tensor] = {}
     for name, parameter in _Toy().named_parameters():
         weight, moment = parameter.detach().double(), torch.zeros(parameter.shape, dtype=torch.float64)
         decay = config.weight_decay if name == "matrix" else 0.0
@@ -71,8 +73,8 @@ def _naive_lion(config: OptimizerConfig, steps: int) -> dict[str, Tensor]:
             direction = torch.sign(config.betas[0] * moment + (1 - config.betas[0]) * gradient)
             weight = weight - lr * (direction + decay * weight)
             moment = config.betas[1] * moment + (1 - config.betas[1]) * gradient
-        found[name], found[f"optimizer.{name}.exp_avg"] = weight, moment
-    return found
+        tensors[name], tensors[f"optimizer.{name}.exp_avg"] = weight, moment
+    return tensors
 
 
 def test_lion_is_the_published_rule() -> None:
@@ -144,16 +146,16 @@ def _fit(rank: int, config: RunConfig, stops: bool) -> dict[str, Tensor]:
 
 @pytest.mark.slow
 def test_lion_and_its_schedule_go_on_bit_for_bit(tmp_path: Path) -> None:
-    found = []
+    states = []
     for name, parts in (("whole", [False]), ("stopped", [True, False])):
         tree = toy_run.config(
             tmp_path / name, duration="12step", schedule={"name": "inverse_sqrt", "warmup": "4step", "start_frac": 0.1}
         ).model_dump(mode="json")
         tree["train"]["optimizer"] = {"name": "lion", "lr": 1e-3}
         config = from_dict(RunConfig, tree, "toy").config
-        found.append([run_ranks(2, _fit, config, stops) for stops in parts][-1])
+        states.append([run_ranks(2, _fit, config, stops) for stops in parts][-1])
         assert {"lr-Lion/group0"} == {key for row in read_metrics(config.run_folder) for key in row if key[:3] == "lr-"}
-    for whole, stopped in zip(*found, strict=True):
+    for whole, stopped in zip(*states, strict=True):
         assert set(whole) == set(stopped)
         for name, tensor in whole.items():
             assert torch.equal(stopped[name], tensor), name

@@ -41,9 +41,9 @@ def test_two_ranks_write_what_they_did_and_it_is_what_was_planned(
     config = _profiled(toy_run.config(tmp_path, duration="6step"), steps=[3, 4], ranks="all")
     run_ranks(2, _fit, config)
     run = Path(config.run_folder)
-    found = read(run)
-    assert [(one.first_step, one.last_step, one.rank) for one in found] == [(3, 4, 0), (3, 4, 1)]
-    for summary in found:
+    result = read(run)
+    assert [(one.first_step, one.last_step, one.rank) for one in result] == [(3, 4, 0), (3, 4, 1)]
+    for summary in result:
         assert sum(part.s for part in summary.parts) == pytest.approx(summary.window_s, rel=1e-6)
         assert {part.name for part in summary.parts} >= {"matrix products", "optimizer", "norms"}
         by_kind = {(one.op, one.axis): one for one in summary.traffic}

@@ -33,8 +33,8 @@ def _opened(rank: int, root: str) -> Counter[str]:
     assert built.state.step == (0 if not Path(f"{root}/saved").exists() else 12)
     if built.state.step == 0:
         job.fit(built)
-    found = dict(opened)
-    return Counter({path.removeprefix(root): n for path, n in found.items() if path.startswith(root)})
+    result = dict(opened)
+    return Counter({path.removeprefix(root): n for path, n in result.items() if path.startswith(root)})
 
 
 def _writes(args: tuple[object, ...]) -> bool:

@@ -73,5 +73,5 @@ def test_memory_of_a_gpu_is_in_gigabytes(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: False)
     assert _device_memory() == {}
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
-    found = {"memory/peak_allocated_mem": 3.0, "memory/peak_reserved_mem": 4.0, "memory/current_active_mem": 1.0}
-    assert _device_memory() == found
+    result = {"memory/peak_allocated_mem": 3.0, "memory/peak_reserved_mem": 4.0, "memory/current_active_mem": 1.0}
+    assert _device_memory() == result

@@ -55,12 +55,12 @@ def test_a_real_step_matches_its_rehearsal(ranks: int, kind: str, parallel: dict
     real = real_steps(config)
     stage = ranks // layout_of(config).pipeline
     for rank in range(0, ranks, stage):
-        found = rehearse(config, rank=rank, document_tokens=DOCUMENT_TOKENS)
-        assert found.peak_bytes == pytest.approx(real[rank].peak_bytes, rel=0.05)
-        assert found.bytes_per_rank["parameters"] == found.bytes_per_rank["gradients"] == real[rank].parameters
-        assert found.bytes_per_rank["optimizer"] == real[rank].optimizer
+        result = rehearse(config, rank=rank, document_tokens=DOCUMENT_TOKENS)
+        assert result.peak_bytes == pytest.approx(real[rank].peak_bytes, rel=0.05)
+        assert result.bytes_per_rank["parameters"] == result.bytes_per_rank["gradients"] == real[rank].parameters
+        assert result.bytes_per_rank["optimizer"] == real[rank].optimizer
         for other in range(rank, rank + stage):
-            assert counts(found.collectives) == real[other].collectives, f"rank {other}"
+            assert counts(result.collectives) == real[other].collectives, f"rank {other}"
 
 
 # ---- the plan -------------------------------------------------------------------------------------------------------
@@ -68,10 +68,10 @@ def test_a_real_step_matches_its_rehearsal(ranks: int, kind: str, parallel: dict
 
 def by_group(made: Counter[Any], layout: Layout) -> Counter[Any]:
     """Group by ranks, independent of the name of the axis."""
-    found: Counter[Any] = Counter()
+    result: Counter[Any] = Counter()
     for (op, axis, size), number in made.items():
-        found[op, group(layout, axis), size] += number
-    return found
+        result[op, group(layout, axis), size] += number
+    return result
 
 
 def planned(config: RunConfig, layout: Layout) -> Counter[Any]:
@@ -113,13 +113,13 @@ def test_the_plan_has_the_same_collectives(ranks: int, kind: str, parallel: dict
 @pytest.mark.slow
 def test_whole_sizes_add_up() -> None:
     config = config_of("moe", 8, replicate=2, expert=2)
-    found = rehearse(config)
+    result = rehearse(config)
     total = count(config.model).total
-    assert found.params == total
-    assert found.bytes_per_rank["parameters"] == pytest.approx(4 * total / 4, rel=0.05), "each of four shards"
-    assert found.bytes_per_rank["optimizer"] == pytest.approx(8 * total / 4, rel=0.05)
-    assert found.checkpoint_bytes == pytest.approx(12 * total / 8, rel=0.05), "two replicas share the work"
-    assert sum(found.peak_parts.values()) == found.peak_bytes
+    assert result.params == total
+    assert result.bytes_per_rank["parameters"] == pytest.approx(4 * total / 4, rel=0.05), "each of four shards"
+    assert result.bytes_per_rank["optimizer"] == pytest.approx(8 * total / 4, rel=0.05)
+    assert result.checkpoint_bytes == pytest.approx(12 * total / 8, rel=0.05), "two replicas share the work"
+    assert sum(result.peak_parts.values()) == result.peak_bytes
     assert not dist.is_initialized(), "nothing is left of it"
 
 
@@ -140,17 +140,17 @@ def test_a_process_with_a_group_cannot_rehearse() -> None:
 def test_many_microbatches_are_traced_as_few(microbatches: int, replicate: int) -> None:
     rows = 2 * replicate * microbatches
     config = config_of("dense", 2 * replicate, rows, replicate=replicate, microbatch_tokens=SEQ_LEN)
-    found, layout = rehearse(config), layout_of(config)
-    assert by_group(counts(found.collectives), layout) == planned(config, layout)
-    assert set(found.bytes_per_rank) == set(PARTS)
+    result, layout = rehearse(config), layout_of(config)
+    assert by_group(counts(result.collectives), layout) == planned(config, layout)
+    assert set(result.bytes_per_rank) == set(PARTS)
 
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize(("compiled", "by_plan"), [("auto", True), (False, False)])
 def test_of_compiled_experts_the_larger_peak_must_fit(compiled: Any, by_plan: bool) -> None:
     """They save more than the traced operators; the planner includes it."""
-    found = rehearsal_json(config_of("moe", 1, device="cuda", compile=compiled), gpu="h100-sxm")
-    peaks = found["peak_bytes_per_rank"], found["planned"]["peak_bytes_per_rank"]
+    result = rehearsal_json(config_of("moe", 1, device="cuda", compile=compiled), gpu="h100-sxm")
+    peaks = result["peak_bytes_per_rank"], result["planned"]["peak_bytes_per_rank"]
     assert (peaks[1] > 1.05 * peaks[0]) == by_plan
     beside = Assumed()
-    assert found["needed_bytes"] == round(peaks[by_plan] * (1 + beside.fragmentation_frac) + beside.context_bytes)
+    assert result["needed_bytes"] == round(peaks[by_plan] * (1 + beside.fragmentation_frac) + beside.context_bytes)

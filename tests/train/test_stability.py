@@ -37,14 +37,14 @@ def _losses(z_loss_coef: float = 0.0, **options: Any) -> list[float]:
     loss, optimizer = LanguageLoss(config, LossConfig(z_loss_coef=z_loss_coef)), build_optimizer(
         model, OptimizerConfig(lr=1e-2)
     )  # fmt: skip
-    found = []
+    result = []
     for _ in range(STEPS):
         optimizer.zero_grad()
         total, weight, metrics = loss(model, batch)
         (total / weight).backward()
         optimizer.step()
-        found.append(float(metrics["loss/train/cross_entropy"] / weight))
-    return found
+        result.append(float(metrics["loss/train/cross_entropy"] / weight))
+    return result
 
 
 @pytest.mark.sample(4)

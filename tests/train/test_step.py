@@ -78,8 +78,8 @@ def _gradients_after_step(rank: int, config: ModelConfig, microbatches: int, rep
 @cache
 def _whole(kind: str) -> dict[str, Any]:
     """Of one rank."""
-    found: dict[str, Any] = run_ranks(1, _gradients_after_step, CONFIGS[kind], 4)[0]
-    return found
+    results: dict[str, Any] = run_ranks(1, _gradients_after_step, CONFIGS[kind], 4)[0]
+    return results
 
 
 def _relative(a: torch.Tensor, b: torch.Tensor) -> float:

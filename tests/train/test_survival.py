@@ -72,7 +72,7 @@ def _step_reached(folder: Path, step: int) -> Callable[[], bool]:
 
 def _ranks_of(agent: int) -> list[int]:
     """Process ids of the agent's ranks, rank 0 first."""
-    found = []
+    result = []
     for entry in Path("/proc").iterdir():
         if not entry.name.isdigit():
             continue
@@ -83,8 +83,8 @@ def _ranks_of(agent: int) -> list[int]:
             continue
         rank = [item for item in environ if item.startswith(b"RANK=")]
         if parent == agent and rank:
-            found.append((int(rank[0][5:]), int(entry.name)))
-    return [process for _, process in sorted(found)]
+            result.append((int(rank[0][5:]), int(entry.name)))
+    return [process for _, process in sorted(result)]
 
 
 @pytest.fixture(scope="module")

@@ -91,9 +91,9 @@ def _init_from(rank: int, folder: Path) -> tuple[int, int, bool]:
     fill(warm)  # stays: neither its memory nor what the first use costs counts below
     peak_bytes, drawn, same = _peak_bytes(lambda: fill(model)), Drawn(), True
     for name in ("embed.weight", "blocks.23.mlp.down_proj.weight"):
-        found = model.get_parameter(name)
-        assert isinstance(found, DTensor)
-        same &= torch.equal(found.full_tensor(), drawn[name])
+        result = model.get_parameter(name)
+        assert isinstance(result, DTensor)
+        same &= torch.equal(result.full_tensor(), drawn[name])
     return peak_bytes, own_bytes, same
 
 
