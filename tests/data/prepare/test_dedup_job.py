@@ -262,7 +262,7 @@ def test_an_empty_selftest_is_noted(tmp_path, capsys):
 def test_the_selftest_stops_a_config_that_takes_unrelated_texts_for_near(tmp_path):
     documents = synthetic_corpus.planted(400, seed=3, share={"base": 1.0})
     folder = synthetic_corpus.write_parquet(documents, tmp_path / "c")
-    with pytest.raises(CheckFailed, match="50 unrelated planted documents for near"):
+    with pytest.raises(CheckFailed, match="50 unrelated planted documents to be near"):
         dedup(config_of(folder, tmp_path / "out", shingle_words=1))
 
 
