@@ -83,8 +83,8 @@ def transformers_of(config: ModelConfig, dtype: torch.dtype) -> Callable[[list[l
 
     def generate(prompts: list[list[int]], new_tokens: int) -> object:
         width = max(map(len, prompts))
-        ids = torch.tensor([[0] * (width - len(one)) + one for one in prompts])
-        mask = torch.tensor([[0] * (width - len(one)) + [1] * len(one) for one in prompts])
+        ids = torch.tensor([[0] * (width - len(prompt)) + prompt for prompt in prompts])
+        mask = torch.tensor([[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts])
         with torch.inference_mode():
             return theirs.generate(
                 ids, attention_mask=mask, max_new_tokens=new_tokens, min_new_tokens=new_tokens, do_sample=False

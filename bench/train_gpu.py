@@ -81,29 +81,29 @@ def started(case: str, tokens: int | None = None, *, peer: bool = False) -> dict
                 raise RuntimeError(f"{job} ended with {done.returncode}:\n{done.stderr[-3000:]}")
 
 
-def show(case: str, found: dict[str, Any]) -> None:
-    """The lines of one case."""
+def show(case: str, figures: dict[str, Any]) -> None:
+    """Print the lines of a case."""
     print(
-        f"{case}: {found['microbatch_tokens']:,} tokens at a time (by {found['microbatch_by']}, attempt "
-        f"{found['attempts']}), {found['tokens_per_s']:,.0f} tokens/s, MFU {found['mfu_frac']:.1%}\n"
-        f"  live {found['peak_bytes'] / 1e9:.2f} GB, planned {found['planned_bytes'] / 1e9:.2f} GB "
-        f"({found['planned_bytes'] / found['peak_bytes']:.3f}); held by the allocator "
-        f"{found['reserved_bytes'] / 1e9:.2f} GB\n"
-        f"  step {found['step_s']:.3f} s, planned {found['planned_step_s']:.3f} s "
-        f"({found['planned_step_s'] / found['step_s']:.2f}); the host is done after {found['host_s']:.3f} s; "
+        f"{case}: {figures['microbatch_tokens']:,} tokens at a time (by {figures['microbatch_by']}, attempt "
+        f"{figures['attempts']}), {figures['tokens_per_s']:,.0f} tokens/s, MFU {figures['mfu_frac']:.1%}\n"
+        f"  live {figures['peak_bytes'] / 1e9:.2f} GB, planned {figures['planned_bytes'] / 1e9:.2f} GB "
+        f"({figures['planned_bytes'] / figures['peak_bytes']:.3f}); held by the allocator "
+        f"{figures['reserved_bytes'] / 1e9:.2f} GB\n"
+        f"  step {figures['step_s']:.3f} s, planned {figures['planned_step_s']:.3f} s "
+        f"({figures['planned_step_s'] / figures['step_s']:.2f}); the host is done after {figures['host_s']:.3f} s; "
         f"nothing waited for the device",
         flush=True,
     )
 
 
 def contest(tokens: int, rounds: int) -> dict[str, Any]:
-    """Ours and the peer's by turns, on equal microbatches."""
+    """Run Smalti and the peer by turns, on equal microbatches."""
     mine, theirs = [], []
     for _ in range(rounds):
         theirs.append(started(PEER, tokens, peer=True))
         mine.append(started(PEER, tokens))
     names = ("transformers", "smalti")
-    seconds = [[took for one in runs for took in one["steps_s"]] for runs in (theirs, mine)]
+    seconds = [[step_s for run in runs for step_s in run["steps_s"]] for runs in (theirs, mine)]
     ratio = ratio_of(seconds[0], seconds[1], names=names)
     memory = theirs[0]["peak_bytes"] / mine[0]["peak_bytes"]
     print(f"{PEER}, {tokens:,} tokens at a time: {ratio}; memory {memory:.2f}x")
@@ -129,8 +129,8 @@ def ours(job: dict[str, Any]) -> dict[str, Any]:
     events = [json.loads(line) for line in (Path(job["folder"]) / "run" / "events.jsonl").read_text().splitlines()]
     chosen = next(event for event in reversed(events) if event["event"] == "auto_resolved")
     batches = [built.batches.batch(step) for step in range(3)]
-    for one in batches[:WARM_STEPS]:
-        train_step(built.state, one, built.loss)
+    for batch in batches[:WARM_STEPS]:
+        train_step(built.state, batch, built.loss)
     torch.cuda.reset_peak_memory_stats()
     took, host_s = [], []
     torch.cuda.synchronize()
@@ -142,7 +142,7 @@ def ours(job: dict[str, Any]) -> dict[str, Any]:
         host_s.append(time.perf_counter() - began)
         torch.cuda.synchronize()
         took.append(time.perf_counter() - began)
-    tokens = sum(one.inputs.numel() for one in batches[0])
+    tokens = sum(part.inputs.numel() for part in batches[0])
     layout, device = layout_of(config, 1), hardware_of_driver(torch.cuda.get_device_name())
     assert device is not None
     planned = memory_per_rank(config, layout=layout, microbatch_tokens=microbatch, device="cuda")
@@ -217,9 +217,9 @@ def peer(job: dict[str, Any]) -> dict[str, Any]:
             torch.cuda.reset_peak_memory_stats()
         torch.cuda.synchronize()
         began = time.perf_counter()
-        for one in rows:
+        for ids in rows:
             with torch.autocast("cuda", torch.bfloat16):
-                loss = compiled(input_ids=one, labels=one).loss
+                loss = compiled(input_ids=ids, labels=ids).loss
             (loss / MICROBATCHES).backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()

@@ -40,7 +40,7 @@ def links(text: str) -> Iterator[str]:
 
 
 def dead_links(root: Path) -> list[str]:
-    """What is linked and does not exist, and pages under docs/ that docs/index.md does not lead to."""
+    """Return links to missing targets, and pages under docs/ that docs/index.md does not lead to."""
     failed: list[str] = []
     leads_to: dict[Path, set[Path]] = {}
     for page in pages(root):

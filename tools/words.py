@@ -1,10 +1,10 @@
-"""Finds words that are never right in code, messages and docs; ``tools/words.txt`` lists them with what to write.
+"""Find words that are never right in code, messages and docs; ``tools/words.txt`` lists them with replacements.
 
-``tools/words_allowed.txt`` lists files that still have some. The list can only shrink: a file that is clean, or gone,
-must be taken out of it. Release notes, the log and decisions keep the words of their time and are not read.
+``tools/words_allowed.txt`` lists files that still have some. The list can only shrink: a file that is clean or gone
+must be removed from it. Release notes, the log and decisions are not checked.
 
     python tools/words.py            check the repository; exit 3 when a word is found
-    python tools/words.py --shrink   take out of the list what must be taken out
+    python tools/words.py --shrink   remove clean files from the list
 """
 
 import ast
@@ -17,21 +17,21 @@ from typing import NamedTuple
 LIST, ALLOWED = "tools/words.txt", "tools/words_allowed.txt"
 TEXTS = ("smalti/**/*.py", "tests/**/*.py", "tools/**/*.py", "bench/**/*.py", "*.md", "docs/**/*.md", "bench/*.md")
 NAMES = ("smalti/", "tools/", "bench/")
-"""Where names of variables are checked."""
+"""Folders in which names of variables are checked."""
 UNREAD = ("CHANGELOG.md", "docs/log.md", "docs/decisions/", "tests/repository/test_words.py", "tests/fixtures/")
 
 
 class Rule(NamedTuple):
-    """A word that is not right."""
+    """A word and its replacement."""
 
     pattern: re.Pattern[str]
     instead: str
     of_names: bool
-    """Whether it is about names of variables only."""
+    """True if it applies only to names of variables."""
 
 
 def read_rules(path: Path) -> list[Rule]:
-    """The rules of a list like ``tools/words.txt``."""
+    """Read the rules of a list like ``tools/words.txt``."""
     rules = []
     for line in path.read_text(encoding="utf-8").splitlines():
         if line and not line.startswith("#"):
@@ -43,7 +43,7 @@ def read_rules(path: Path) -> list[Rule]:
 
 
 def problems(text: str, rules: list[Rule], *, names: bool) -> list[tuple[int, str, str]]:
-    """(line, word, what to write) of each word in a text; ``names``: it is Python, with names to check."""
+    """Return (line, word, replacement) of each word in a text; ``names``: it is Python, whose names are checked."""
     problems = [
         (number, match[0], rule.instead)
         for rule in rules
@@ -68,7 +68,7 @@ def _assigned(tree: ast.AST) -> Iterator[tuple[int, str]]:
 
 
 def check(root: Path) -> list[str]:
-    """What fails, one sentence each; empty when all is well."""
+    """Return the problems, a sentence each."""
     rules = read_rules(root / LIST)
     allowed = [line for line in _lines(root / ALLOWED) if not line.startswith("#")]
     failed, with_words = [], set()
@@ -86,7 +86,7 @@ def check(root: Path) -> list[str]:
 
 
 def shrink(root: Path) -> None:
-    """Take the files that are clean or gone out of the list of those that are allowed."""
+    """Remove files that are clean or gone from the list of allowed files."""
     idle = {line.split()[2].rstrip(",") for line in check(root) if line.startswith(f"{ALLOWED} lists ")}
     remaining = [line for line in _lines(root / ALLOWED) if line not in idle]
     (root / ALLOWED).write_text("".join(f"{line}\n" for line in remaining), encoding="utf-8")
@@ -97,7 +97,7 @@ def _lines(path: Path) -> list[str]:
 
 
 def main(arguments: list[str]) -> int:
-    """Check the repository that this file is in; returns the exit code."""
+    """Check the repository of this file; return the exit code."""
     root = Path(__file__).resolve().parent.parent
     if arguments not in ([], ["--shrink"]):
         print(f"words.py takes nothing or --shrink, not {' '.join(arguments)}", file=sys.stderr)

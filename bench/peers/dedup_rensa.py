@@ -34,17 +34,17 @@ def shingles(text: str, ngrams: int) -> list[str]:
     return list(map(" ".join, zip(*shifted, strict=False)))
 
 
-def removed(found: list[RMinHash], bands: int, threshold: float) -> set[int]:
+def removed(signatures: list[RMinHash], bands: int, threshold: float) -> set[int]:
     """Find duplicates as the README does, but insert and query in one call each."""
     index = RMinHashLSH(threshold=threshold, num_perm=PERMUTATIONS, num_bands=bands)
-    index.insert_many(found)
+    index.insert_many(signatures)
     gone: set[int] = set()
-    for number, candidates in enumerate(index.query_all(found)):
+    for number, candidates in enumerate(index.query_all(signatures)):
         if number in gone:
             continue
         for candidate in candidates:
             alike = candidate != number and candidate not in gone
-            if alike and found[number].jaccard(found[candidate]) >= threshold:
+            if alike and signatures[number].jaccard(signatures[candidate]) >= threshold:
                 gone.add(max(number, candidate))
     return gone
 
@@ -67,8 +67,8 @@ def main() -> None:
     first = 0
     for number, (path, part) in enumerate(zip(paths, parts, strict=True)):
         table = pq.read_table(path)
-        kept = [row for row in range(len(part)) if first + row not in gone]
-        pq.write_table(table.take(kept), options.output / "kept" / f"{number}.parquet", compression="zstd")
+        rows = [row for row in range(len(part)) if first + row not in gone]
+        pq.write_table(table.take(rows), options.output / "kept" / f"{number}.parquet", compression="zstd")
         first += len(part)
 
 

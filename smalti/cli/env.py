@@ -207,7 +207,7 @@ def _torch_lines(torch: dict[str, Any] | None) -> list[tuple[str, str]]:
             lines.append((f"torch {name}", _plain(value)))
     kernels = torch.get("attention_kernels")
     for name, chosen in kernels.items() if isinstance(kernels, dict) else ():
-        lines.append((f"attention on {name}", ", ".join(f"{asked}: {kernel}" for asked, kernel in chosen.items())))
+        lines.append((f"attention on {name}", ", ".join(f"{use}: {kernel}" for use, kernel in chosen.items())))
     return lines
 
 

@@ -34,9 +34,9 @@ class Convention:
     symbols: str
     """Formula in N parameters, L layers, H heads, Q their width, d the model's, S tokens per sequence, V vocabulary."""
     note: str
-    """What it counts and what it leaves out."""
+    """Description of what is counted and what is left out."""
     source: str
-    """Where it is published or implemented."""
+    """Publication or implementation."""
     count: Callable[[ModelConfig, int], float]
     """Function of a config and a sequence length that returns the FLOPs per token."""
     causal: bool = False

@@ -105,7 +105,7 @@ def failures_per_day(gpus: int, failures_per_1000_gpu_days: float) -> float:
 
 
 def label_usd(kind: str, examples: float, usd_each: float | None = None) -> float:
-    """What ``pairs``, ``comparisons`` or ``chats`` cost by ``smalti plan phases``, at its price or a given one."""
+    """Return the cost of ``pairs``, ``comparisons`` or ``chats`` by ``smalti plan phases``, at its price or another."""
     price = {} if usd_each is None else {f"usd_per_{kind.removesuffix('s')}": usd_each}
     phase = phases.solve({kind: examples, **price}).phase("preference" if kind == "comparisons" else "fine-tuning")
     assert phase.labelling_usd is not None
@@ -125,7 +125,7 @@ def weights_bytes(preset: str, bits: float) -> float:
 
 
 def mixture(sources: Sequence[tuple[str, float, float]], tokens: float) -> dict[str, SourcePlan]:
-    """What a run of ``tokens`` takes of each (name, tokens in the source, weight)."""
+    """Plan a run of ``tokens`` over sources (name, tokens in the source, weight)."""
     weights = [Fraction(str(weight)) for _, _, weight in sources]
     shares = tuple(weight / sum(weights) for weight in weights)
     counts = [

@@ -1,4 +1,4 @@
-"""What training costs: the tables of prices, and the speed-up of more GPUs."""
+"""Cost of training: the tables of prices, and the speed-up of more GPUs."""
 
 from collections.abc import Iterator
 from functools import partial

@@ -1,4 +1,4 @@
-"""What examples written or judged by people cost."""
+"""Cost of examples written or judged by people."""
 
 from functools import partial
 

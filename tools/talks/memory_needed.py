@@ -1,4 +1,4 @@
-"""What DBRX takes in memory and on disk."""
+"""Memory and disk space of DBRX."""
 
 from functools import cache, partial
 

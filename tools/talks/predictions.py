@@ -1,4 +1,4 @@
-"""What the planner predicts for the talks' claims about scaling, networks, memory, mixtures of experts, FSDP.
+"""The planner's predictions for the talks' claims about scaling, networks, memory, MoEs, FSDP.
 
 The numbers equal those that the commands print; runs are a recipe of the package or
 changes to one, so that the commands need no file.

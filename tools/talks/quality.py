@@ -1,4 +1,4 @@
-"""What better data gained on the Gauntlet, and the table of scores: measurements, of which arithmetic sees little."""
+"""Gains from better data on the Gauntlet, and the table of scores: measurements, few of which arithmetic can check."""
 
 from functools import partial
 

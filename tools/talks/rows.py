@@ -21,7 +21,7 @@ _SUFFIX = {"": "1", "%": "0.01", "K": "1e3", "M": "1e6", "B": "1e9", "T": "1e12"
 
 @dataclass(frozen=True)
 class Talk:
-    """Where figures come from."""
+    """A talk with figures."""
 
     key: str
     title: str
@@ -78,7 +78,7 @@ class Printed:
         return float(scale * Decimal(1).scaleb(last))
 
     def like(self, value: float) -> str:
-        """``value`` in the form of this number, with one digit more unless it needs none."""
+        """Format ``value`` like this number, with one digit more if needed."""
         before, digits, scale, after = self._parts()
         places = -int(digits.as_tuple().exponent)
         amount = value / float(scale)
@@ -87,7 +87,7 @@ class Printed:
         return f"{before}{amount:,.{places}f}{after}"
 
     def _parts(self) -> tuple[str, Decimal, Decimal, str]:
-        """What stands before the digits, the digits, what they are multiplied with, and what stands behind."""
+        """Return the text before the digits, the digits, their factor, and the text after them."""
         match = _NUMBER.search(self.text)
         assert match, f"no number in {self.text!r}"
         digits = Decimal(match["digits"].replace(",", ""))
@@ -119,27 +119,27 @@ class Figure:
     note: str = ""
     """Why it is wrong, cut or about; what the talk leaves out."""
     right: str = ""
-    """What our number has to be, written down apart from the planner's code. Of ``wrong`` the number that should have
-    been printed, of ``theirs`` what follows from the printed one, as ``MFU 21.0%``. Absent where ours has to agree."""
+    """Expected number, written down independently of the planner's code: for ``wrong`` the number that should have been
+    printed, for ``theirs`` what follows from the printed one, such as ``MFU 21.0%``. Absent if ours must agree."""
     significant: int | None = None
     """Digits that were meant where zeros stand at the end; absent: all."""
     within: float | None = None
-    """Of ``about``: how far ours may be off."""
+    """Largest difference of ours for ``about``."""
 
     def value(self) -> float:
-        """Our number."""
+        """Return our number."""
         assert self.ours is not None, f"{self.name} has no arithmetic"
         return self.ours()
 
     def holds(self) -> bool:
-        """Whether our number is what ``right`` says."""
+        """Return whether our number equals ``right``."""
         if not self.right:
             return True
         right = Printed(self.right)
         return abs(self.value() - right.value) <= _half(right.unit)
 
     def found(self) -> Verdict:
-        """The verdict that the printed number and ours give by themselves."""
+        """Return the verdict that follows from the printed number and ours."""
         printed = Printed(self.printed, self.significant)
         if self.verdict == "theirs" or not printed.has_number:
             return self.verdict
@@ -151,7 +151,7 @@ class Figure:
         return "about" if self.within is not None and abs(off) <= self.within else "wrong"
 
     def ours_text(self) -> str:
-        """Our number as the page prints it."""
+        """Return our number as the page prints it."""
         if self.ours is None:
             return "-"
         return self.right or Printed(self.printed).like(self.value())
@@ -166,14 +166,14 @@ Cell = str | Figure
 
 @dataclass(frozen=True)
 class Table:
-    """A table as it was printed: text, and figures with ours beside them."""
+    """A printed table: text, and figures with ours."""
 
     title: str
     head: tuple[str, ...]
     rows: tuple[tuple[Cell, ...], ...]
 
     def figures(self) -> Iterator[Figure]:
-        """Those in its cells."""
+        """Return the figures in its cells."""
         for row in self.rows:
             yield from (cell for cell in row if isinstance(cell, Figure))
 

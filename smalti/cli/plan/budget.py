@@ -138,7 +138,7 @@ def _repetition(answer: "Budget") -> Sequence[str]:
 
 
 def _other(answer: "Budget", name: str) -> str:
-    """Where the answer of another fit differs."""
+    """Return a line with the values of another fit that differ."""
     from smalti.cli.plan.quantities import format_quantity
 
     differences = []

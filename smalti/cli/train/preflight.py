@@ -217,7 +217,7 @@ def dry_run(config: "RunConfig", *, ranks: int, fork: "Fork | None", gpu: str | 
 def plan_text(
     config: "RunConfig", checked: "Inputs", *, ranks: int, fork: "Fork | None" = None, check_memory: bool = True
 ) -> str:
-    """What would be started, as text; with a fork, what it changes. ``check_memory``: warn where this machine has too
+    """Return the plan of a run as text, with the changes of a fork. ``check_memory``: warn if this machine has too
     little memory."""
     from smalti.cli.plan.data import dry_run_lines
     from smalti.cli.train.local_layout import layout_lines

@@ -18,7 +18,7 @@ class FailureRate:
     per_1000_gpu_days: float
     """Interruptions of a job for each 1,000 GPU-days."""
     source: str
-    """What was measured, and where it is printed."""
+    """Description of the measurement, and its publication."""
     low: float | None = None
     """Lower end of the range that the source supports."""
     high: float | None = None

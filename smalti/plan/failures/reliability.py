@@ -35,7 +35,7 @@ class Outlook:
     optimal_s: float | None
     """Exact optimum of the checkpoint interval; None without stalls or without failures."""
     shares: Shares
-    """Where the hours go."""
+    """Shares of the hours by use."""
     other_goodput_frac: float
     """Goodput with ``failures_during_restart`` inverted."""
     calendar_days: float | None

@@ -25,7 +25,7 @@ MOST_FAILURES = 5_000_000
 
 @dataclass
 class Run:
-    """Where the time of one simulated run went, in seconds of the whole job."""
+    """Times of one simulated run, in seconds of the whole job."""
 
     useful_s: float = 0.0
     """Useful work."""

@@ -2,7 +2,7 @@
 
 L(N, D) = E + A / N^alpha + B / D^beta (Hoffmann et al. 2022, arXiv 2203.15556, approach 3); training costs 6 N D FLOPs.
 With ``unique_tokens``, N and D are effective ones (Muennighoff et al. 2023, arXiv 2305.16264). For an MoE, N usually
-counts the active parameters. Intervals cover the fit's constants alone, not other data or sizes (``outside``).
+counts the active parameters. Intervals cover only the fit's constants, not other data or sizes.
 """
 
 import math
