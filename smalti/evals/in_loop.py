@@ -47,7 +47,7 @@ class _Source:
 
 @dataclass(frozen=True)
 class _Place:
-    """The windows that a rank scores, and the part of their tokens."""
+    """The share of a rank: its windows, and the part of their tokens."""
 
     rank: int
     ranks: int

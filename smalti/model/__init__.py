@@ -1,1 +1,1 @@
-"""Plain torch modules, dense and mixture-of-experts; knows no mesh."""
+"""Plain torch modules, dense and MoE, without a mesh."""

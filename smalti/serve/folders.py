@@ -21,13 +21,13 @@ class ModelFolder:
 
     @property
     def record(self) -> dict[str, Any]:
-        """The record that ``smalti export`` wrote (run, step, dtype ...); empty for a folder from elsewhere."""
+        """Return the record that ``smalti export`` wrote (run, step, dtype ...); empty for a folder from elsewhere."""
         path = store.join(self.folder, RECORD)
         return dict(store.read_json(path)) if store.exists(path) else {}
 
     @property
     def name(self) -> str:
-        """The run's name from the record of the export, else the folder's name."""
+        """Return the run's name from the record of the export, else the folder's name."""
         return str(self.record.get("run") or Path(self.folder).resolve().name)
 
     def special_ids(self) -> tuple[int | None, frozenset[int]]:

@@ -1,4 +1,4 @@
-"""How Hugging Face's tensor names map to ours: one ``Rule`` for each tensor, or group of tensors, that is converted.
+"""Maps Hugging Face's tensor names to ours: a ``Rule`` for each tensor, or group of tensors, that is converted.
 
 The names of Llama's layers, which all families but MPT and DBRX use, are here; the other names are in the family's
 module. torch is loaded when weights are converted, so that plans read configs without it.

@@ -26,7 +26,7 @@ class TokenScore:
 
 @dataclass(frozen=True)
 class RequestOutput:
-    """What one engine step adds to one request. Only the last output of a request has a ``finish_reason``."""
+    """The output of one engine step for one request. Only the last output of a request has a ``finish_reason``."""
 
     text: str
     """Text that may be shown: stop texts and their prefixes are held back."""
@@ -36,7 +36,7 @@ class RequestOutput:
     """Every token of the prompt, in the first output with tokens or an end, if prompt scores were requested."""
     finish_reason: FinishReason | None = None
     error: BaseException | None = None
-    """What ended this request; present with finish_reason ``error``."""
+    """The error that ended this request; present with finish_reason ``error``."""
 
 
 OnOutput = Callable[[RequestOutput], None]

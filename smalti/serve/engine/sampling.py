@@ -28,7 +28,7 @@ class NotFinite(DataError):
 
 @dataclass(frozen=True)
 class SamplingParams:
-    """How an answer is sampled, and where it ends.
+    """Options of sampling, and of the end of an answer.
 
     Raises UserError for a value out of range.
     """

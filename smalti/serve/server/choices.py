@@ -9,7 +9,7 @@ from smalti.serve.server.scores import Placed, ScoreRow
 
 @dataclass(frozen=True)
 class Delta:
-    """What an engine output adds to a choice."""
+    """The part of a choice that one engine output adds."""
 
     index: int
     text: str

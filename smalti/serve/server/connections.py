@@ -92,7 +92,7 @@ class Connection(H11Protocol):
 
     @property
     def host(self) -> str:
-        """The client's address."""
+        """Return the client's address."""
         return self.client[0] if self.client else ""
 
     @property

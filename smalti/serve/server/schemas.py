@@ -18,7 +18,7 @@ MAX_STOPS = 16
 MAX_STOP_CHARACTERS = 1000
 MAX_TOP_LOGPROBS = 20
 MAX_MESSAGES = 4096
-"""Also of the parts of one message."""
+"""Limit on messages, and on the parts of a message."""
 
 _SEED = 1 << 63
 _NO_EFFECT: dict[str, tuple[Any, ...]] = {

@@ -34,7 +34,7 @@ docs/concepts/model/attention.md)."""
 
 
 class Needs(NamedTuple):
-    """What a layer needs from its kernel."""
+    """The needs of a layer, for the choice of its kernel."""
 
     tokens: int
     """Tokens of a row."""

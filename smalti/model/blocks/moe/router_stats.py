@@ -35,7 +35,7 @@ class RouterStats(NamedTuple):
 
 
 def router_stats(routing: Routing, mask_BT: Tensor | None, over_row: OverRow | None = None) -> RouterStats:
-    """The sums of one layer; ``mask_BT`` True marks the tokens that count, absent all.
+    """Compute the sums of one layer; ``mask_BT`` is True for tokens that count (None: all).
 
     over_row: where ranks share a row. f_e and T_s are then of the whole row and P_e of the tokens here, so the ranks'
     balance sums add up to that of the row; all other sums are of the tokens here.
@@ -70,7 +70,7 @@ def router_stats(routing: Routing, mask_BT: Tensor | None, over_row: OverRow | N
 
 
 def over_layers(per_layer: Sequence[RouterStats]) -> RouterStats | None:
-    """The sums of all layers: two as one, the others stacked; None where there is no MoE layer."""
+    """Combine the sums of all layers: two are added, the others stacked; None without an MoE layer."""
     if not per_layer:
         return None
     balance, z, *stacked = (torch.stack(values) for values in zip(*per_layer, strict=True))
