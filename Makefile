@@ -69,7 +69,7 @@ prove: $(STAMP)  ## proofs at full count; NAME chooses; writes bench/results/NAM
 	SMALTI_PROVE=1 SMALTI_PROVE_NAME=$(NAME) SMALTI_RECORD=$(RECORD) $(BIN)/python -m pytest -m "proof and not gpu" $(if $(NAME),-k $(NAME)) $(ARGS)
 
 check: $(STAMP)  ## style, types, import contracts, sizes, docs, fast tests
-	@$(MAKE) --no-print-directory --jobs style types contracts
+	@$(MAKE) --no-print-directory --jobs --old-file=$(STAMP) style types contracts
 	$(PYTEST) -q -m "$(FAST)" $(ARGS)
 
 style: $(STAMP)
