@@ -32,7 +32,7 @@ _SUFFIX_KIND: dict[str, Kind] = {
 _BARE_NAMES = frozenset({"Makefile", "Dockerfile", "README", "LICENSE", "COPYING", "CHANGELOG", "AUTHORS", "NEWS"})
 _COMPRESSED: dict[str, Compression] = {".gz": "gz", ".zst": "zst"}
 LINKED = "linked folders"
-"""Skipped: a link may lead into a circle, or to a folder that is read already."""
+"""Linked folders are skipped: a link may be circular, or point to a folder that is already read."""
 NO_FILE = "links to nothing, pipes and the like"
 KNOWN_KINDS = "text, Markdown and source code; .jsonl (all of these also .gz, .zst); .parquet"
 

@@ -70,7 +70,7 @@ class _Rate:
         self.floor = [floor for floor, _ in shares]
         self.fraction = [fraction for _, fraction in shares]
         self.remainder = sum(self.fraction) // unit
-        """Sequences left over after the floors; at most one goes to a source."""
+        """Sequences that remain after the floors; each source gets at most one of them."""
         self.period = unit // gcd(unit, *self.fraction)
         """Steps after which the exact shares have the same fractional parts."""
 

@@ -1,7 +1,7 @@
 """Imports Daft, chooses where it runs, and passes errors of its workers on.
 
 Guarantees: a ``SmaltiError`` that is raised in a worker, on any machine, is raised in the driver unchanged; a worker
-that fails makes the plan fail, also where Daft would drop the error. Only this module, ``curate/queries.py`` and the
+that fails makes the query fail, also where Daft would drop the error. Only this module, ``curate/queries.py`` and the
 package ``dedup`` (``frames``, ``queries``, ``words``) use Daft; test a new version of it there first.
 """
 
@@ -28,7 +28,7 @@ _ERROR_TYPES = {
 
 
 def daft_module(what: str = "smalti data") -> Any:
-    """Import Daft with telemetry, progress bars and logs off; ``what`` needs it, for the error if it is missing."""
+    """Import Daft with telemetry, progress bars and logs off. ``what`` (for the error): the feature that needs it."""
     quiet_daft()
     try:
         import daft
@@ -40,7 +40,7 @@ def daft_module(what: str = "smalti data") -> Any:
 
 
 def choose_runner(runner: str, address: str | None, what: str) -> None:
-    """Run the plans of this process on Daft's own engine (``native``) or on a Ray cluster.
+    """Run the queries of this process on Daft's own engine (``native``) or on a Ray cluster.
 
     Raises UserError if another runner was chosen before in this process, or the cluster cannot be used.
     """
@@ -103,7 +103,7 @@ class Failures:
 
     @contextmanager
     def raised(self) -> Iterator[None]:
-        """Run a plan; a recorded error is raised in place of the error that Daft raises, or if it raises none."""
+        """Run a query; a recorded error is raised in place of the error that Daft raises, or if it raises none."""
         self.folder.mkdir(parents=True, exist_ok=True)
         for old in self.folder.glob("*.json"):
             old.unlink()

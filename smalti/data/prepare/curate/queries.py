@@ -1,4 +1,4 @@
-"""The plans of a curation, for Daft: apply a function to the documents, and find exact duplicates.
+"""The Daft queries of a curation: apply a function to the documents, and find exact duplicates.
 
 Results are in the order of the tasks and their rows; a ``SmaltiError`` is raised unchanged. Uses ``daft.functions``,
 ``@daft.func.batch`` and ``DataSource`` only (the older ``udf`` and namespaces are removed in 0.8). Runs on Daft's local

@@ -1,1 +1,1 @@
-"""Near-duplicate removal: MinHash proposes, an exact count decides, what goes is near to what stays."""
+"""Near-duplicate removal: MinHash proposes pairs, an exact count decides; a dropped document is near to a kept one."""

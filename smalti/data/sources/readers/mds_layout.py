@@ -24,7 +24,7 @@ _CACHED_TABLES = 64
 _DAMAGED = "the shard is damaged: copy it again"
 _MIXED_HINT = (
     "arrays that mix dtypes or dimensions are not read: write the column again with one, as MDSWriter's "
-    "'ndarray:uint16'; where it has one, the shard is damaged: copy it again"
+    "'ndarray:uint16'; if it already has one, the shard is damaged: copy it again"
 )
 
 
