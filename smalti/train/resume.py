@@ -1,10 +1,10 @@
-"""Resuming a run: the rules for what may change between attempts, and the loading of its checkpoint.
+"""Resumes a run: the rules for changes between attempts, and the loading of its checkpoint.
 
 - Config: placement may change, identity only by a fork (``config/identity.py``, ``track/run.py``,
   ``data/stream/fork.py``).
 - Checkpoint: the newest that verifies; a run that has lost all of its own raises UserError (``track/run.py``).
 - Data: the schedule must be that of the checkpoint (``data/stream/state.py``).
-- Microbatch: half of that which ran out of memory on this placement (``track/out_of_memory.py``).
+- Microbatch: half of one that ran out of memory on this placement (``track/out_of_memory.py``).
 - ``init_from``: loaded only without a checkpoint (``train/origin.py``).
 """
 

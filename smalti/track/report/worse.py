@@ -1,8 +1,8 @@
 """Finds held-out sets that got worse within a stage, as after a change of the mixture or too many repeats.
 
 A set is reported if its last two measurements of a stage (or the only one) are both more than 2 % above its lowest
-value in the stage, including the measurement at its start. The held-out windows are the same each time, so only the
-weights change the values. Noise of 0.5 % reports fewer than 1 of 100 stages (tests/track/test_report_worse.py).
+value in the stage, including that at its start. The held-out windows are the same each time, so only the weights
+change the values. Noise of 0.5 % reports fewer than 1 of 100 stages (tests/track/test_report_worse.py).
 """
 
 from dataclasses import dataclass
