@@ -1,4 +1,4 @@
-"""Finds held-out sets that got worse within a stage, as after a change of the mixture or too many repeats.
+"""Finds held-out sets that got worse within a stage, as after a mixture change or too many repeats.
 
 A set is reported if its last two measurements of a stage (or the only one) are both more than 2 % above its lowest
 value in the stage, including that at its start. The held-out windows are the same each time, so only the weights
