@@ -21,7 +21,7 @@ def dedup(
 ) -> None:
     """Drop near-duplicates: MinHash proposes pairs, an exact count decides, each drop names the document that is kept.
 
-    Reads and writes folders in the form of 'smalti data curate'. Held-out documents are all kept; training documents
+    Reads and writes folders in the format of 'smalti data curate'. Held-out documents are all kept; training documents
     that are near to one are dropped. Exit code 3: a source lost more than alarm_frac (the result is written), or the
     self-test failed.
     """

@@ -42,7 +42,7 @@ def inspect_folder(
     n_samples: int = 3,
     limit_tokens: int = 100_000_000,
 ) -> dict[str, Any]:
-    """Describe a folder of tokens in any form that a run can read, or the output of a tokenization or a curation.
+    """Describe a folder of tokens in any format that a run can read, or the output of a tokenization or a curation.
 
     Args:
         options: Fields of a source, such as ``format=mds``.
@@ -84,7 +84,7 @@ def _tokens(
             raise
         raise DataError(
             f"{folder} holds nothing to inspect: {error.message}",
-            allowed="tokens of any form that a run can read, or an output of 'smalti data curate' or 'tokenize'",
+            allowed="tokens in any format that a run can read, or an output of 'smalti data curate' or 'tokenize'",
             hint=error.hint,
         ) from error
     source = open_source(config, index, FetchConfig(), tokenizer=tokenizer)

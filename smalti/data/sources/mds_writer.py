@@ -34,7 +34,7 @@ _OURS = re.compile(r"\.being-written-by-smalti|\.?shard\.\d{5,}\.mds(\.zstd)?(\.
 
 @dataclass(frozen=True)
 class MdsOptions:
-    """The form of the samples and shards."""
+    """Options of the samples and shards."""
 
     seq_len: int | None = None
     """Tokens in a sample; None: a sample is a document, including its closing token."""

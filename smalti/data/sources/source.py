@@ -28,11 +28,11 @@ class Source(Protocol):
     tokenizer_digest: str | None
     """Hex SHA-256 of the tokenizer; None if the format does not record it."""
     vocab_size: int | None
-    """None where the form does not say."""
+    """Size of the vocabulary; None if the format does not record it."""
     eod_id: int | None
     """The id of the end-of-document token; None if there is none."""
     n_documents: int | None
-    """None where the form does not say."""
+    """Number of documents; None if the format does not record them."""
 
     def read_rows(self, begins: Int64s, out: npt.NDArray[Any]) -> None:
         """Fill ``out`` [n, length] of ``dtype``: row i with tokens [begins[i], begins[i] + length).

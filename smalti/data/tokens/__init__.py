@@ -1,4 +1,4 @@
-"""Token files: the one on-disk form of tokens, written once and read by range with every block checked."""
+"""Token files: the on-disk format of tokens, written once and read by range, with a check of every block."""
 
 from smalti.data.tokens.manifest import Manifest
 from smalti.data.tokens.reader import TokenSource
