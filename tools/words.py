@@ -1,10 +1,6 @@
 """Find words that are never right in code, messages and docs; ``tools/words.txt`` lists them with replacements.
 
-``tools/words_allowed.txt`` lists files that still have some. The list can only shrink: a file that is clean or gone
-must be removed from it. Release notes, the log and decisions are not checked.
-
-    python tools/words.py            check the repository; exit 3 when a word is found
-    python tools/words.py --shrink   remove clean files from the list
+Exits with 3 when a word is found. Release notes, the log and decisions are not checked.
 """
 
 import ast
@@ -14,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-LIST, ALLOWED = "tools/words.txt", "tools/words_allowed.txt"
+LIST = "tools/words.txt"
 TEXTS = ("smalti/**/*.py", "tests/**/*.py", "tools/**/*.py", "bench/**/*.py", "*.md", "docs/**/*.md", "bench/*.md")
 NAMES = ("smalti/", "tools/", "bench/")
 """Folders in which names of variables are checked."""
@@ -70,46 +66,19 @@ def _assigned(tree: ast.AST) -> Iterator[tuple[int, str]]:
 def check(root: Path) -> list[str]:
     """Return the problems, a sentence each."""
     rules = read_rules(root / LIST)
-    allowed = [line for line in _lines(root / ALLOWED) if not line.startswith("#")]
-    failed, with_words = [], set()
+    failed = []
     for path in sorted({path for pattern in TEXTS for path in root.glob(pattern)}):
         name = path.relative_to(root).as_posix()
-        if name.startswith(UNREAD):
-            continue
-        lines = problems(path.read_text(encoding="utf-8"), rules, names=path.suffix == ".py" and name.startswith(NAMES))
-        if lines:
-            with_words.add(name)
-        if name not in allowed:
-            failed += [f"{name}:{number}: '{word}'; write: {instead}" for number, word, instead in lines]
-    idle = [name for name in allowed if name not in with_words]
-    return failed + [f"{ALLOWED} lists {name}, which is clean or gone; take it out" for name in idle]
-
-
-def shrink(root: Path) -> None:
-    """Remove files that are clean or gone from the list of allowed files."""
-    idle = {line.split()[2].rstrip(",") for line in check(root) if line.startswith(f"{ALLOWED} lists ")}
-    remaining = [line for line in _lines(root / ALLOWED) if line not in idle]
-    (root / ALLOWED).write_text("".join(f"{line}\n" for line in remaining), encoding="utf-8")
-
-
-def _lines(path: Path) -> list[str]:
-    return [line for line in path.read_text(encoding="utf-8").splitlines() if line] if path.exists() else []
-
-
-def main(arguments: list[str]) -> int:
-    """Check the repository of this file; return the exit code."""
-    root = Path(__file__).resolve().parent.parent
-    if arguments not in ([], ["--shrink"]):
-        print(f"words.py takes nothing or --shrink, not {' '.join(arguments)}", file=sys.stderr)
-        return 2
-    if arguments:
-        shrink(root)
-    failed = check(root)
-    for line in failed:
-        print(f"words: {line}", file=sys.stderr)
-    print(f"words: {len(failed)} problems")
-    return 3 if failed else 0
+        if not name.startswith(UNREAD):
+            names = path.suffix == ".py" and name.startswith(NAMES)
+            found_words = problems(path.read_text(encoding="utf-8"), rules, names=names)
+            failed += [f"{name}:{number}: '{word}'; write: {instead}" for number, word, instead in found_words]
+    return failed
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    failed = check(Path(__file__).resolve().parent.parent)
+    for line in failed:
+        print(f"words: {line}", file=sys.stderr)
+    print(f"words: {len(failed)} problems")
+    sys.exit(3 if failed else 0)

@@ -10,7 +10,7 @@ RULES = words.read_rules(ROOT / words.LIST)
 
 
 @pytest.mark.slow
-def test_the_repository_has_none_beyond_the_files_that_are_allowed() -> None:
+def test_the_repository_has_none() -> None:
     assert words.check(ROOT) == []
 
 
@@ -35,22 +35,13 @@ def test_longer_words_and_words_that_are_not_assigned_are_right(text: str) -> No
     assert words.problems(text, RULES, names=True) == []
 
 
-def test_the_list_of_allowed_files_can_only_shrink(tmp_path: Path) -> None:
+def test_texts_are_checked_and_release_notes_are_not(tmp_path: Path) -> None:
     for name, text in {
         words.LIST: "reckon | compute\n",
-        words.ALLOWED: "# files\ndocs/old.md\ndocs/clean.md\ndocs/gone.md\n",
-        "docs/old.md": "We reckon.\n",
         "docs/clean.md": "We compute.\n",
         "docs/new.md": "They\nreckon so.\n",
         "CHANGELOG.md": "We did reckon.\n",
     }.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text)
-    assert words.check(tmp_path) == [
-        "docs/new.md:2: 'reckon'; write: compute",
-        "tools/words_allowed.txt lists docs/clean.md, which is clean or gone; take it out",
-        "tools/words_allowed.txt lists docs/gone.md, which is clean or gone; take it out",
-    ]
-    words.shrink(tmp_path)
-    assert (tmp_path / words.ALLOWED).read_text() == "# files\ndocs/old.md\n"
     assert words.check(tmp_path) == ["docs/new.md:2: 'reckon'; write: compute"]
