@@ -1,6 +1,5 @@
 """Every kernel of attention against one naive reference in float64, forward and backward."""
 
-import logging
 import math
 
 import pytest
@@ -254,7 +253,6 @@ def test_a_failing_kernel_is_named_in_one_warning(monkeypatch, caplog):
     problems = {"varlen": "RuntimeError: needs another GPU", "flex": "InductorError: no compiler\nand more lines"}
     monkeypatch.setattr(choice, "find_spec", lambda name: object())
     monkeypatch.setattr(choice, "probe_kernel", lambda kernel, *_: problems.get(kernel))
-    monkeypatch.setattr(logging.getLogger("smalti"), "propagate", True)
     choice._warn_once.cache_clear()
     packed = choice._needs(dense(), None, 512, True, True)
     assert [choice.choose("cuda", torch.bfloat16, packed) for _ in range(2)] == ["dense", "dense"]
