@@ -1,6 +1,6 @@
 """The effect of the data order on a small model: a corpus that is sorted by source on disk, read in four orders.
 
-    make bench NAME=shuffle                             three seeds, about 10 minutes on two cores
+    make bench NAME=shuffle                             three seeds, about 15 minutes on two cores
     make bench NAME=shuffle ARGS='--steps 60 --seeds 1'
 
 The sources of the installed Python (tables of encodings, docstrings and help texts, library code), concatenated in this
