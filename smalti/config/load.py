@@ -22,7 +22,7 @@ from smalti.config.problems import COMMAND_LINE, as_user_error
 from smalti.config.run import JobConfig
 from smalti.config.schema import Config
 from smalti.config.show import dump, flatten, json_schema, show
-from smalti.config.yaml_lines import MOST_LEVELS, Path, Tree, dotted, inline, parse, paths_of
+from smalti.config.yaml_lines import MAX_LEVELS, Path, Tree, dotted, inline, parse, paths_of
 
 __all__ = ["Loaded", "dump", "flatten", "from_dict", "json_schema", "load", "show"]
 
@@ -201,10 +201,8 @@ def _apply_override(tree: Tree, override: str, model: type[BaseModel] | None = N
         )
     value = parse(text, f"{COMMAND_LINE}: {_short(override)}", lines=False).value
     path: list[str | int] = []
-    if key.count(".") >= MOST_LEVELS:
-        raise UserError(
-            f"{COMMAND_LINE}: {_short(key)} has {key.count('.') + 1} levels", allowed=f"up to {MOST_LEVELS}"
-        )
+    if key.count(".") >= MAX_LEVELS:
+        raise UserError(f"{COMMAND_LINE}: {_short(key)} has {key.count('.') + 1} levels", allowed=f"up to {MAX_LEVELS}")
     for part in key.split("."):
         section = _get(tree.value, tuple(path))
         path.append(int(part) if isinstance(section, list) and part.isdigit() else part)

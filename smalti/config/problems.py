@@ -34,7 +34,7 @@ _OTHER_NAMES = {
     "nproc_per_node": "train.parallel.ranks",
 }
 """Names of fields in other trainers -> Smalti's; used for hints only."""
-_MOST_PLACES = 3
+_MAX_SUGGESTIONS = 3
 COMMAND_LINE = "command line"
 """The origin of a value from the command line."""
 
@@ -240,7 +240,7 @@ def _right_key(schema: Schema, path: Path, siblings: list[str], value: str) -> s
     far = [by_last[elsewhere]] if elsewhere else []
     if foreign in paths:
         return f"did you mean {foreign}?"  # without the value, whose unit may differ
-    likely = same[:_MOST_PLACES] or close or far
+    likely = same[:_MAX_SUGGESTIONS] or close or far
     return (
         f"did you mean {' or '.join(key + value for key in likely)}?"
         if likely

@@ -14,7 +14,7 @@ from smalti.base.errors import UserError
 
 Path = tuple[str | int, ...]
 
-MOST_LEVELS = 50
+MAX_LEVELS = 50
 """Most levels of a YAML text; a config has about 8. Reading, merging and printing recurse once a level."""
 
 _BOOL = re.compile(r"true|True|TRUE|false|False|FALSE")
@@ -56,12 +56,12 @@ def parse(text: str, label: str, *, lines: bool = True) -> Tree:
 
 
 def _too_deep(where: str) -> UserError:
-    return UserError(f"{where}: lists and sections are nested too deeply", allowed=f"{MOST_LEVELS} levels")
+    return UserError(f"{where}: lists and sections are nested too deeply", allowed=f"{MAX_LEVELS} levels")
 
 
 def _build(node: yaml.Node, path: Path, origins: dict[Path, str], place: Any, seen: set[int]) -> Any:
     where = place(node.start_mark)
-    if len(path) > MOST_LEVELS:
+    if len(path) > MAX_LEVELS:
         raise _too_deep(where)
     if id(node) in seen:
         raise UserError(

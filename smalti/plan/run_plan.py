@@ -17,7 +17,7 @@ from smalti.cost.layout.single_machine import single_machine_step_time
 from smalti.cost.params import Params, count
 from smalti.cost.step_time.step import StepTime, peak_of_ranks
 
-MOST_FLOPS_PER_S = 1e24
+MAX_FLOPS_PER_S = 1e24
 """A hundred million GPUs of 1e16; more is taken for a typing error."""
 
 CHINCHILLA_TOKENS_PER_PARAM = 20
@@ -89,10 +89,10 @@ def plan_run(config: RunConfig, *, machine: Hardware | None = None, rate_flops_p
     ``machine``: a rank's device. ``rate_flops_per_s``: FLOP/s that training reaches on all ranks together, instead of a
     device. With neither, the times are None. Raises UserError for a rate out of range.
     """
-    if rate_flops_per_s is not None and not 0 < rate_flops_per_s <= MOST_FLOPS_PER_S:
+    if rate_flops_per_s is not None and not 0 < rate_flops_per_s <= MAX_FLOPS_PER_S:
         raise UserError(
             f"a rate of {rate_flops_per_s:g} FLOP/s is out of range",
-            allowed=f"a number above 0, up to {MOST_FLOPS_PER_S:g}",
+            allowed=f"a number above 0, up to {MAX_FLOPS_PER_S:g}",
         )
     if rate_flops_per_s is not None and machine is not None:
         raise UserError("a device and a rate exclude each other", allowed="one of them")

@@ -17,7 +17,7 @@ _SHARES: dict[Axis, str] = {
     "sequence": "share each row of tokens, a part each",
     "tensor": "share each matrix, a part each",
 }
-_MOST_NODES, _MOST_RANKS = 6, 10
+_MAX_NODES, _MAX_RANKS = 6, 10
 
 
 def describe_layout(layout: Layout, node_ranks: int) -> list[str]:
@@ -64,13 +64,13 @@ def _ranks(ranks: Sequence[int]) -> str:
     step = ranks[1] - ranks[0]
     if step == 1:
         return f"{ranks[0]}-{ranks[-1]}"
-    if len(ranks) <= _MOST_RANKS:
+    if len(ranks) <= _MAX_RANKS:
         return " ".join(map(str, ranks))
     return f"{ranks[0]} {ranks[1]} {ranks[2]} ... {ranks[-1]}"
 
 
 def _nodes(layout: Layout, node_ranks: int, nodes: int) -> list[str]:
-    shown = range(nodes) if nodes <= _MOST_NODES else [*range(_MOST_NODES - 2), nodes - 1]
+    shown = range(nodes) if nodes <= _MAX_NODES else [*range(_MAX_NODES - 2), nodes - 1]
     lines, before = [], -1
     for node in shown:
         if node != before + 1:

@@ -18,7 +18,7 @@ from smalti.cost.axes import Layout
 LONG_ROW_TOKENS = 32_768
 """Rows of at least this length are split over a sequence axis even if they fit."""
 
-MOST_GPUS = 1_000_000
+MAX_GPUS = 1_000_000
 """Largest number of devices of a request."""
 
 AXES = ("tensor", "pipeline", "sequence", "expert")
@@ -55,8 +55,8 @@ class Kind:
 def check_gpus(gpus: int, hardware: Hardware) -> None:
     """Raise UserError unless so many devices fill whole nodes, or are part of one."""
     node = hardware.devices_per_node
-    if not 1 <= gpus <= MOST_GPUS:
-        raise UserError(f"a layout cannot have {gpus} devices", allowed=f"1 to {MOST_GPUS:,}")
+    if not 1 <= gpus <= MAX_GPUS:
+        raise UserError(f"a layout cannot have {gpus} devices", allowed=f"1 to {MAX_GPUS:,}")
     if gpus > node and hardware.network_bytes_per_s is None:
         raise UserError(
             f"{gpus:,} devices: no network between nodes of {hardware.title} is known",

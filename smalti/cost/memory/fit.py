@@ -15,7 +15,7 @@ from smalti.config.run import RunConfig
 from smalti.cost.axes import Layout, layout_of
 from smalti.cost.memory.rank import memory_per_rank
 
-MOST_RANKS = 1 << 20
+MAX_RANKS = 1 << 20
 """Largest number of ranks that is tried."""
 
 _BESIDE_TENSORS_BYTES, _HEAP_FRAC = 0.4e9, 1.5
@@ -95,7 +95,7 @@ def memory_fixes(
             costs = "smaller matmuls" if not change else "smaller matmuls, and up to a third more FLOPs"
             fixes.append((f"{change} train.microbatch_tokens={largest}".strip(), costs, layout))
     times = 2
-    while device == "cuda" and (ranks := layout.world_size * times) <= MOST_RANKS and _has_share(config, ranks):
+    while device == "cuda" and (ranks := layout.world_size * times) <= MAX_RANKS and _has_share(config, ranks):
         change = f"train.parallel.ranks={ranks}"  # ranks on a CPU share its memory
         with suppress(UserError):  # the axes do not multiply to these ranks
             changed = changed_by(config, change)

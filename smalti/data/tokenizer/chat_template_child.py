@@ -21,7 +21,7 @@ from jinja2.nodes import CallBlock
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
-MOST_ERROR_CHARACTERS = 2000
+MAX_ERROR_CHARACTERS = 2000
 
 
 def main(limit_s: float, memory_bytes: int) -> None:
@@ -38,7 +38,7 @@ def main(limit_s: float, memory_bytes: int) -> None:
         except MemoryError:
             reply = json.dumps({"error": f"it needs more than {memory_bytes >> 20} MiB of memory"}).encode()
         except Exception as error:  # a template is a program: it may raise anything
-            reply = json.dumps({"error": str(error)[:MOST_ERROR_CHARACTERS]}).encode()
+            reply = json.dumps({"error": str(error)[:MAX_ERROR_CHARACTERS]}).encode()
         signal.setitimer(signal.ITIMER_PROF, 0)
         sys.stdout.buffer.write(reply + b"\n")
         sys.stdout.buffer.flush()

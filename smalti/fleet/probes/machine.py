@@ -26,7 +26,7 @@ ELEMENTS = (2**12, 2**15, 2**18, 2**20, 2**22)
 ROWS = (128, 256, 512, 1024, 2048)
 HEAD_WIDTHS = (32, 64, 128)
 _REPEATS, _ENOUGH_S, _TURNS = 6, 0.02, 2
-_MOST_SLOTS = 2**20
+_MAX_SLOTS = 2**20
 _WIDTH = 256
 """Width of the rows of norms and gathers."""
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
@@ -227,7 +227,7 @@ def _works(elements: int, device: torch.device, dtype: torch.dtype) -> Iterator[
     yield "relu", lambda: F.relu(x)
     yield "relu_backward", lambda: aten.threshold_backward(y, x, 0)
     yield from _of_rows(x, y)
-    if elements <= _MOST_SLOTS:
+    if elements <= _MAX_SLOTS:
         yield from _of_slots(x)
     yield from _of_logits(elements, device, dtype)
     yield from _of_parameters(elements, device)

@@ -19,7 +19,7 @@ from smalti.plan.failures.causes import Cause
 from smalti.plan.failures.goodput import DAY_S
 from smalti.plan.failures.setup import Setup
 
-MOST_FAILURES = 5_000_000
+MAX_FAILURES = 5_000_000
 """Limit of failures over all repeats, which take some minutes to simulate."""
 
 
@@ -94,13 +94,11 @@ def simulate(setup: Setup, *, repeats: int, seed: int = 0, burst: float = 1.0) -
             raise UserError(f"{name}={value} is out of range", allowed=f"a number from {low} to {high}")
     mean = setup.mtbf_s
     per_run = setup.days * DAY_S / mean / goodput.goodput_frac(setup.timing) if math.isfinite(mean) else 0.0
-    if per_run * repeats > MOST_FAILURES:
+    if per_run * repeats > MAX_FAILURES:
         raise UserError(
             f"{repeats} runs of {per_run:,.0f} failures are too many to simulate",
-            allowed=f"{MOST_FAILURES:,} failures in all",
-            hint=f"--repeats {int(MOST_FAILURES / per_run)}, or fewer days"
-            if per_run <= MOST_FAILURES
-            else "fewer days",
+            allowed=f"{MAX_FAILURES:,} failures in all",
+            hint=f"--repeats {int(MAX_FAILURES / per_run)}, or fewer days" if per_run <= MAX_FAILURES else "fewer days",
         )
     return [_Simulation(setup, random.Random(derive_key("simulate", seed, n)), burst).run() for n in range(repeats)]
 

@@ -32,7 +32,7 @@ bf16, int8 and int4, 7B to 70B and Mixtral), 0.44 to 0.58 on an M1 Max (llama.cp
 JOINED_FRAC = (0.25, 0.75)
 """The same of several devices: 0.27 to 0.73 on 2 to 8 A100 (gpt-fast's README); small models on many devices less."""
 
-MOST_STAGES = 64
+MAX_STAGES = 64
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ def splits(model: ModelConfig, hardware: Hardware) -> list[Split]:
     candidates = [
         Split(tensor, stages)
         for tensor in tensor_sizes(model, hardware.devices_per_node)
-        for stages in range(1, min(MOST_STAGES, model.num_hidden_layers) + 1)
+        for stages in range(1, min(MAX_STAGES, model.num_hidden_layers) + 1)
         if largest is None or tensor * stages <= largest
     ]
     return sorted(candidates, key=lambda split: (split.devices, -split.tensor))

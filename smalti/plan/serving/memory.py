@@ -27,7 +27,7 @@ checks)."""
 PREFILL_TOKENS = 2048
 """Assumption: most prompt tokens of a step, with chunked prefill (vLLM's ``max_num_batched_tokens``)."""
 
-MOST_BATCH = 1_000_000
+MAX_BATCH = 1_000_000
 
 Cache = Literal["paged", "smalti"]
 
@@ -49,7 +49,7 @@ class Load:
         object.__setattr__(self, "kv", kv_format(self.kv))
         if self.cache not in ("paged", "smalti"):
             raise UserError(f"cache = '{self.cache}' is not known", allowed="paged, smalti")
-        for name, most in (("context_tokens", 10**9), ("batch", MOST_BATCH), ("prefill_tokens", 10**9)):
+        for name, most in (("context_tokens", 10**9), ("batch", MAX_BATCH), ("prefill_tokens", 10**9)):
             value = getattr(self, name)
             if not isinstance(value, int) or not 1 <= value <= most:
                 raise UserError(f"{name} = {value} is not valid", allowed=f"a whole number from 1 to {most:,}")
@@ -250,7 +250,7 @@ def largest_batch(served: Served, load: Load, split: Split, room_bytes: float) -
     def fits(batch: int) -> bool:
         return device_memory(served, _changed(load, batch=batch), split).total_bytes <= room_bytes
 
-    return _largest(fits, MOST_BATCH)
+    return _largest(fits, MAX_BATCH)
 
 
 def tensor_sizes(model: ModelConfig, most: int) -> list[int]:

@@ -18,7 +18,7 @@ from smalti.base.rng import derive_key
 
 LEAST_TEMPERATURE = 1e-3
 """Below it, differences in the last digits of fp32 logits decide alone: that is greedy, which 0 asks for."""
-MOST_LOGPROBS = 100
+MAX_LOGPROBS = 100
 """Most likeliest tokens that may be requested at each position."""
 
 
@@ -67,8 +67,8 @@ class SamplingParams:
             ("top_p", 0 < self.top_p <= 1, "above 0, at most 1"),
             ("top_k", self.top_k >= 0, "0 (no bound) or more"),
             ("stop", all(self.stop), "texts that are not empty"),
-            ("logprobs", 0 <= (self.logprobs or 0) <= MOST_LOGPROBS, f"0 to {MOST_LOGPROBS}"),
-            ("prompt_logprobs", 0 <= (self.prompt_logprobs or 0) <= MOST_LOGPROBS, f"0 to {MOST_LOGPROBS}"),
+            ("logprobs", 0 <= (self.logprobs or 0) <= MAX_LOGPROBS, f"0 to {MAX_LOGPROBS}"),
+            ("prompt_logprobs", 0 <= (self.prompt_logprobs or 0) <= MAX_LOGPROBS, f"0 to {MAX_LOGPROBS}"),
         )
         for name, holds, allowed in bounds:
             if not holds:

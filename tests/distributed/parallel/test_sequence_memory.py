@@ -20,7 +20,7 @@ from smalti.model.decoder import Decoder
 from smalti.model.init import init_weights
 from smalti.train.loss import LanguageLoss
 
-RANKS, MOST_FRAC = 4, 0.27
+RANKS, MAX_FRAC = 4, 0.27
 ROWS = [pytest.param(8192, True, id="8k-packed")]
 if PROVE:
     ROWS.append(pytest.param(65536, False, id="64k"))
@@ -75,5 +75,5 @@ def test_long_rows_take_a_quarter_of_the_memory_each(
         print(figures)
         assert figures["loss_off"] <= 1e-5
         assert off <= 1e-5
-        assert frac <= MOST_FRAC
+        assert frac <= MAX_FRAC
         record("long_context_packed" if packed else "long_context", {f"{tokens} {context}": figures})

@@ -22,7 +22,7 @@ from smalti.data.sources.source import Int64s
 
 _MAGIC = b"\x93NUMPY"
 _HEADER_BYTES = 4096
-_MOST_HEADER_BYTES = 1 << 16
+_MAX_HEADER_BYTES = 1 << 16
 
 
 def read_index(folder: SourceFolder) -> Index:
@@ -65,7 +65,7 @@ def _describe(config: SourceConfig, files: Files, name: str) -> dict[str, Any]:
         if head.startswith(_MAGIC):
             if len(head) < size:
                 need = 12 + int.from_bytes(head[8 : 10 if head[6] == 1 else 12], "little")
-                if len(head) < need <= min(size, _MOST_HEADER_BYTES):
+                if len(head) < need <= min(size, _MAX_HEADER_BYTES):
                     head = bytes(files.read([Range(name, 0, need)])[0])
             dtype, start, n_tokens = _npy(head, path)
             if config.dtype is not None and np.dtype(config.dtype) != dtype.newbyteorder("="):
