@@ -20,7 +20,7 @@ def format_count(value: float) -> str:
 
 
 def format_quantity(n: int, noun: str) -> str:
-    """1, 'document' -> '1 document'; 1200 -> '1,200 documents'."""
+    """Return a number with its noun: 1, 'document' -> '1 document'; 1200 -> '1,200 documents'."""
     return f"{n:,} {noun}" if n == 1 else f"{n:,} {noun}s"
 
 

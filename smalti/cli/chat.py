@@ -123,7 +123,7 @@ def _save(path: str, prompt: str, completion: str, params: "SamplingParams") -> 
 
 
 def _model_input(engine: "Engine", form: "ChatFormat", messages: list[dict[str, str]]) -> str | list[int]:
-    """The conversation in the model's chat template, or for a base model only the last text."""
+    """Return the conversation in the model's chat template, or for a base model only the last text."""
     if not form.source:
         return messages[-1]["content"]
     return form.prompt_ids(messages, engine.tokenizer, engine.begin_id)

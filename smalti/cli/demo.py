@@ -138,7 +138,7 @@ def _shown(arguments: tuple[str, ...]) -> str:
 
 
 def _duration(minutes: float) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """The override of the duration, and the option --rate of the plan: (duration, rate).
+    """Return the override of the duration, and the option --rate of the plan: (duration, rate).
 
     A trial measures the time of a step; the number of steps and the FLOP/s follow. A run that has begun keeps its
     duration.
@@ -164,7 +164,7 @@ def _duration(minutes: float) -> tuple[tuple[str, ...], tuple[str, ...]]:
 
 
 def _trial_step_s() -> float:
-    """Seconds of a step on this machine, over the second half of a trial."""
+    """Return the seconds of a step on this machine, over the second half of a trial."""
     stage("Trial: measure the time of a step", "train", "demo", "--try", str(TRIAL_STEPS), "train.eval_every=1run")
     lines = Path(trials.FOLDER, "demo", "metrics.jsonl").read_text().splitlines()
     hours = {row["step"]: row["time/train"] for row in map(json.loads, lines) if "time/train" in row}
@@ -177,7 +177,7 @@ def _newest_results() -> dict[str, Any]:
 
 
 def _summary(total_s: float) -> str:
-    """The table at the end: what was trained, its speed and its scores."""
+    """Return the table at the end: what was trained, its speed and its scores."""
     from smalti.base.units import format_count, format_frac, format_seconds
     from smalti.cli.tables import pairs
     from smalti.plan.run_plan import plan_run

@@ -103,7 +103,7 @@ def gather(*, torch: bool) -> dict[str, Any]:
 
 
 def variables(environment: Mapping[str, str]) -> dict[str, str]:
-    """Name -> value of the variables that may matter; ``(set)`` where the value might be secret."""
+    """Return name -> value of the variables that may matter; ``(set)`` where the value might be secret."""
     values = {}
     for name in sorted(environment):
         if _LISTED.fullmatch(name):
@@ -212,7 +212,7 @@ def _torch_lines(torch: dict[str, Any] | None) -> list[tuple[str, str]]:
 
 
 def _packages(extras: dict[str, dict[str, Any]]) -> list[tuple[str, str]]:
-    """A line for each extra; for ``dev`` only where it is complete."""
+    """Return a line for each extra; for ``dev`` only where it is complete."""
     lines = []
     for extra, listed in extras.items():
         if extra != "dev" or not any(package["problem"] for package in listed.values()):

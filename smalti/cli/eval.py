@@ -98,7 +98,7 @@ def ls(as_json: Json = False) -> None:
 
 
 def _config(suite: str, folder: "ModelFolder", overrides: list[str]) -> "EvalConfig":
-    """The named suite, overridden by the data of the run's config, then by the command line."""
+    """Return the named suite, overridden by the data of the run's config, then by the command line."""
     from smalti.base.errors import UserError, nearest
     from smalti.cli.working_directory import placed
     from smalti.config.eval import EvalConfig, suites

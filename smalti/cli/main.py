@@ -98,7 +98,7 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def help_page() -> str:
-    """The text of ``smalti --help``."""
+    """Return the text of ``smalti --help``."""
     verbs = "\n".join(f"  {name:<8} {text}" for name, text in VERBS.items())
     return f"""usage: smalti VERB [ARGUMENTS]    (smalti VERB --help for details)
 
@@ -153,7 +153,7 @@ def guarded(call: Callable[[], Any], command: str) -> int:
 
 
 def _code_of_closed_output() -> int | None:
-    """The exit code where the reader of our output (head, less) has closed it; None where both streams are open.
+    """Return the exit code where the reader of our output (head, less) has closed it; None where both streams are open.
 
     Results go to stdout once the work is done, so a closed stdout is success: 0. Progress goes to stderr while it is
     not, so a closed stderr is an interruption: 143, as for SIGTERM.
@@ -180,7 +180,7 @@ def _report(error: "SmaltiError") -> int:
 
 
 def _from_system(error: OSError) -> "SmaltiError | None":
-    """The SmaltiError for an OSError of a wrong path or a full disk; None for others.
+    """Return the SmaltiError for an OSError of a wrong path or a full disk; None for others.
 
     An OSError without a path (a signal to another user's process, a port) is not about a file: it is None too.
     """
@@ -227,7 +227,7 @@ def _call(verb: str, arguments: Sequence[str]) -> Any:
 
 
 def app_of(verb: str) -> Any:
-    """The typer app of a verb."""
+    """Return the typer app of a verb."""
     module = import_module(f"smalti.cli.{verb}")
     return (import_module(f"{module.__name__}.app") if hasattr(module, "__path__") else module).app
 

@@ -32,5 +32,5 @@ NOT_YET = {
 
 
 def planned(arguments: list[str]) -> str | None:
-    """The entry of ``NOT_YET`` that a command line begins with."""
+    """Return the entry of ``NOT_YET`` that a command line begins with."""
     return next((name for name in (" ".join(arguments[:2]), arguments[0]) if name in NOT_YET), None)

@@ -15,7 +15,9 @@ _PLAIN_S = (5.0, 60.0)
 
 
 class ProgressLine:
-    """``with ProgressLine("tokens") as progress: progress("code", done, total)``; ``bytes`` are formatted.
+    """A line of progress: ``with ProgressLine("tokens") as progress: progress("code", done, total)``.
+
+    Values of the unit ``bytes`` get a prefix (MB, GB).
 
     Work counted in other pieces names them: ``progress("writing", done, total, "source")``.
     """

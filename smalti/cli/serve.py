@@ -60,7 +60,7 @@ def serve(
 
 
 def _key(path: Path | None) -> str | None:
-    """The key from the file, else from the environment; None where neither has one."""
+    """Return the key from the file, else from the environment; None where neither has one."""
     from smalti.base import store
     from smalti.base.env import serve_key
     from smalti.base.errors import UserError

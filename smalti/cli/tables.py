@@ -6,7 +6,7 @@ from typing import Any
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A table with columns padded to their widest cell, two blanks apart; columns of numbers are right-aligned."""
+    """Return a table: columns are as wide as their widest cell, two blanks apart; numbers are right-aligned."""
     columns = list(zip(head, *rows, strict=True))
     widths = [max(map(len, column)) for column in columns]
     numeric = [bool(rows) and all(_is_number(cell) for cell in column[1:]) for column in columns]
@@ -25,7 +25,7 @@ def print_table(head: Sequence[str], rows: Sequence[Sequence[str]], *, empty: st
 
 
 def pairs(values: Sequence[tuple[str, str]]) -> str:
-    """``name   value`` lines with the values aligned."""
+    """Return ``name   value`` lines with the values aligned."""
     width = max(len(name) for name, _ in values)
     return "\n".join(f"{name:<{width}}  {value}".rstrip() for name, value in values)
 

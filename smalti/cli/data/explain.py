@@ -78,7 +78,7 @@ def explain(
 
 
 def _config(recipe: str, overrides: list[str]) -> "tuple[RunConfig, int | None, tuple[int, dict[str, Any]] | None]":
-    """The config; the number of finished steps (None for a recipe); and step and stream state of the newest checkpoint.
+    """Return the config, the number of finished steps (None for a recipe), and the newest checkpoint's step and state.
 
     Raises UserError for overrides that change the identity of the run.
     """
@@ -149,7 +149,7 @@ def _tokenizer(config: "RunConfig", explanation: "Explanation") -> "Tokenizer":
 def _step(
     explanation: "Explanation", step: int | None, position: int | None, row: int | None, rank: int | None
 ) -> dict[str, Any]:
-    """The chosen rows of a batch; steps count from 1."""
+    """Return the chosen rows of a batch; steps count from 1."""
     from smalti.base.errors import UserError
 
     if step is not None and step > explanation.schedule.total_steps:
@@ -174,7 +174,7 @@ def _step(
 
 
 def _document(explanation: "Explanation", name: str, present: int | None) -> dict[str, Any]:
-    """A document and the places where it is learned; steps count from 1."""
+    """Return a document and the places where it is learned; steps count from 1."""
     from smalti.base.errors import UserError
 
     source, colon, which = name.partition(":")

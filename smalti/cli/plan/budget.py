@@ -52,7 +52,7 @@ def budget(
 
 
 def solve_budget(values: Mapping[str, str]) -> "Budget":
-    """The budget of ``key=value`` pairs; ``model`` may be anything that ``load_model`` finds."""
+    """Return the budget of ``key=value`` pairs; ``model`` may be anything that ``load_model`` finds."""
     from smalti.plan.budget.solver import solve
 
     if "model" not in values:
@@ -63,7 +63,7 @@ def solve_budget(values: Mapping[str, str]) -> "Budget":
 
 
 def budget_text(answer: "Budget") -> str:
-    """The answer as tables."""
+    """Return the answer as tables."""
     from smalti.cli.plan.quantities import assumption_text, format_quantity
     from smalti.cli.tables import table
 

@@ -16,7 +16,7 @@ _CHOSEN, _OPTIMAL, _SERVED, _FAMILY = 6, 0, 1, 7
 
 
 def plot_budget(answer: "Budget") -> str:
-    """An SVG file of two charts; UserError where no parameters and tokens follow."""
+    """Return an SVG file of two charts. Raises UserError where no parameters and tokens follow."""
     from smalti.base.chart import column, standalone
     from smalti.base.errors import UserError
 
@@ -82,7 +82,7 @@ def _sizes(answer: "Budget") -> str:
 
 
 def _rules(answer: "Budget") -> list[tuple[str, float, int]]:
-    """The lines of optimal models: (name, inference tokens that they are optimal for, colour)."""
+    """Return the lines of optimal models: (name, inference tokens that they are optimal for, colour)."""
     rules = [(f"compute-optimal ({answer.fit.name})", 0.0, _OPTIMAL)]
     served = answer.problem.served(answer.number("mfu"))
     return [*rules, ("cheapest over training and inference", served, _SERVED)] if served else rules
@@ -100,13 +100,13 @@ def _point(answer: "Budget") -> "tuple[Law, float, float]":
 
 
 def _cost(answer: "Budget") -> tuple[float, str]:
-    """(cost of a FLOP, its unit)."""
+    """Return (cost of a FLOP, its unit)."""
     cost, flops = answer.number("cost_usd"), answer.number("flops")
     return (cost / flops, "USD") if cost and flops else (1.0, "FLOPs")
 
 
 def _best(law: "Law", flops: float, served: float = 0.0) -> tuple[float, float]:
-    """Active parameters and tokens that are optimal for ``flops`` of training."""
+    """Return the active parameters and tokens that are optimal for ``flops`` of training."""
     from smalti.plan.laws.bisect import root
 
     active = math.exp(root(lambda x: law.balance(math.exp(x), flops / 6 / math.exp(x), served), 0.0, law.most))

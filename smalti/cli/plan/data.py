@@ -73,7 +73,7 @@ def data(
 
 
 def dry_run_lines(config: "RunConfig", sources: "Mapping[str, Source]") -> list[str]:
-    """Lines of ``smalti train --dry-run``: each source with its weights and epochs, and warnings of many repeats."""
+    """Return the lines of ``smalti train --dry-run``: weights and epochs of the sources, warnings of many repeats."""
     from smalti.base.units import format_count
 
     plan = _plan_of(config, sources)
@@ -88,7 +88,7 @@ def dry_run_lines(config: "RunConfig", sources: "Mapping[str, Source]") -> list[
 
 
 def repeat_warnings(config: "RunConfig", sources: "Mapping[str, Source]") -> list[str]:
-    """The warnings of ``smalti plan data``: a line for each source with too many epochs."""
+    """Return the warnings of ``smalti plan data``: a line for each source with too many epochs."""
     return _repeats(_plan_of(config, sources))
 
 
@@ -190,7 +190,7 @@ def _costs_text(config: "RunConfig", plan: "DataPlan", reading: "Reading") -> st
 
 
 def _weight(share: "Share") -> str:
-    """The weight as it is quantised, in six digits; of a ramp that of its first and last part."""
+    """Return the weight as it is quantised, in six digits; of a ramp that of its first and last part."""
     ends = dict.fromkeys((share.weight, share.weight_end))
     return " -> ".join(f"{float(weight):.6g}" for weight in ends)
 

@@ -136,7 +136,7 @@ def counts_of(name: str, source: "Source", index_bytes: int) -> "SourceCounts":
 
 
 def make_plan(config: "RunConfig", known: Mapping[str, "SourceCounts"], reading: "Reading") -> "DataPlan":
-    """The plan of a run over sources of these sizes."""
+    """Return the plan of a run over sources of these sizes."""
     from smalti.base.errors import DataError
     from smalti.data.order.schedule import build_schedule
     from smalti.plan.data import plan_data
@@ -177,8 +177,10 @@ def _epoch(config: "RunConfig", source: "SourceCounts", seq_len: int | None) -> 
 
 
 def stage_counts(schedule: "Schedule", *, forks: Sequence[int] = ()) -> list["StageCounts"]:
-    """The stages of a schedule as counts. ``forks``: the steps at which the run was forked; stages before the last of
-    them are marked as past."""
+    """Return the stages of a schedule as counts.
+
+    forks: the steps at which the run was forked; stages before the last of them are marked as past.
+    """
     from smalti.plan.data import StageCounts
 
     ends = [*(span.start_step for span in schedule.spans[1:]), schedule.total_steps]
@@ -210,7 +212,7 @@ def stage_counts(schedule: "Schedule", *, forks: Sequence[int] = ()) -> list["St
 
 
 def reading_of(config: "RunConfig") -> "Reading":
-    """How a run reads, from its config; prices and latency are the defaults."""
+    """Return how a run reads, from its config; prices and latency are the defaults."""
     from smalti.plan.data import Reading
 
     return Reading(

@@ -37,7 +37,7 @@ def device_of_run(record: "RunRecord") -> "Hardware | None":
 
 
 def select_devices(gpu: str | None) -> "list[Hardware]":
-    """The device of that name, or all known ones except CPUs."""
+    """Return the device of that name, or all known ones except CPUs."""
     from smalti.config.hardware import hardware, hardware_names
 
     if gpu is not None:
@@ -70,7 +70,7 @@ def require_layouts(device: "Hardware", number: int) -> None:
 
 
 def usable_bytes(device: "Hardware", usable_frac: float | None, *, reserved_frac: float | None = None) -> float:
-    """Bytes of a device that may be used; ``reserved_frac`` of it is left free where the system sets no limit."""
+    """Return the usable bytes of a device; ``reserved_frac`` of it is left free where the system sets no limit."""
     from smalti.base.errors import UserError
     from smalti.plan.serving.devices import RESERVED_FRAC, usable_memory_bytes
 

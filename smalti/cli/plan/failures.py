@@ -103,7 +103,7 @@ def setup_from(words: Sequence[str]) -> "Setup":
 
 
 def _number(name: str, text: str, limits: tuple[float, float]) -> float:
-    """A number inside its limits; 0 only where they hold it."""
+    """Parse a number within its limits; 0 is accepted only where the lower limit is 0."""
     from smalti.plan.failures.setup import WHOLE
     from smalti.plan.quantities import parse_quantity
 
@@ -115,7 +115,7 @@ def _number(name: str, text: str, limits: tuple[float, float]) -> float:
 
 
 def _text(expected: "Outlook") -> str:
-    """The expected figures as tables."""
+    """Return the expected figures as tables."""
     from smalti.base.units import format_count, format_frac, format_seconds
     from smalti.cli.tables import pairs, table
     from smalti.plan.failures.rates import RATES
@@ -174,7 +174,7 @@ def _checkpoint_text(expected: "Outlook") -> str:
 
 
 def _hours_text(expected: "Outlook") -> str:
-    """A table of where the hours go."""
+    """Return a table of where the hours go."""
     from smalti.base.units import format_count, format_frac
     from smalti.cli.tables import table
 
@@ -196,7 +196,7 @@ def _hours_text(expected: "Outlook") -> str:
 
 
 def _simulated_text(summary: "SimulationSummary", setup: "Setup") -> str:
-    """Means and spreads of the simulated runs."""
+    """Return the means and spreads of the simulated runs."""
     from smalti.base.units import format_count, format_frac
     from smalti.cli.tables import pairs, table
 

@@ -11,7 +11,7 @@ _MAX_GPUS = 131_072
 
 
 def plot_failures(expected: "Outlook") -> str:
-    """An SVG file of two charts, one above the other."""
+    """Return an SVG file of two charts, one above the other."""
     from smalti.base.chart import column, standalone
 
     title = f"Goodput of {expected.setup.gpus:,} GPUs that fail"
@@ -47,7 +47,7 @@ def _by_interval(expected: "Outlook") -> str:
 
 
 def _best(expected: "Outlook", low_s: float, high_s: float) -> list[tuple[float, float]]:
-    """(optimal interval, its goodput) for other numbers of GPUs, inside the plot; empty where there is no optimum."""
+    """Return (optimal interval, its goodput) for other numbers of GPUs, within the plot; empty without an optimum."""
     from smalti.plan.failures.goodput import goodput_frac, optimal_s
 
     setup, points = expected.setup, []

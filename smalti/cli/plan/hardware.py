@@ -122,7 +122,7 @@ def _device_text(device: "Hardware") -> str:
 
 
 def _measured_text(measured: "Measured") -> str:
-    """Some of the measured matrix products and copies; the file has all of them."""
+    """Return some of the measured matrix products and copies; the file has all of them."""
     from smalti.base.units import format_bytes, format_flops
     from smalti.cli.tables import pairs
 

@@ -118,7 +118,7 @@ def _row(config: "RunConfig", candidate: "Candidate") -> tuple[str, ...]:
 
 
 def _grouped(others: dict[str, str]) -> list[tuple[str, str]]:
-    """Reasons by axis, with the sizes that share one; layouts of several axes are in the JSON alone."""
+    """Return the reasons by axis, with the sizes that share one; layouts of several axes are in the JSON alone."""
     sizes_by_reason: dict[tuple[str, str], list[str]] = {}
     for kind, why in others.items():
         if " x " not in kind:

@@ -19,14 +19,17 @@ ModelOverrides = Annotated[
 
 
 def load_recipe(recipe: str, overrides: list[str] | None) -> "RunConfig":
-    """The config of a recipe or run folder with the overrides applied."""
+    """Return the config of a recipe or run folder with the overrides applied."""
     from smalti.cli.working_directory import load_run
 
     return load_run(recipe, overrides or []).config
 
 
 def load_model(name: str, overrides: list[str] | None) -> "ModelConfig":
-    """The model section of a preset, recipe, run folder, or folder with a ``config.json``; UserError for others."""
+    """Return the model section of a preset, recipe, run folder, or folder with a ``config.json``.
+
+    Raises UserError for others.
+    """
     from pathlib import Path
 
     from smalti.base.errors import UserError

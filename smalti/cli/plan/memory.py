@@ -28,7 +28,7 @@ def memory(recipe: Recipe, overrides: Overrides = None, gpu: Gpu = None, as_json
 
 
 def _kind(device: "Hardware | None") -> str | None:
-    """The kind of device to plan for; None: what the recipe says."""
+    """Return the kind of device to plan for, None for that of the recipe."""
     if device is None:
         return None
     require_trainable(device)

@@ -45,7 +45,7 @@ def phases(
 
 
 def phases_text(answer: "Phases") -> str:
-    """The answer as tables."""
+    """Return the answer as tables."""
     from smalti.cli.plan.quantities import assumption_text
     from smalti.cli.tables import table
 

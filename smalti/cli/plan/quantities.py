@@ -7,7 +7,7 @@ if TYPE_CHECKING:
 
 
 def format_quantity(name: str, value: float | str) -> str:
-    """A value by the name of its quantity: 7e9 params -> ``7B``."""
+    """Return a value as text, in the format of the quantity ``name``: 7e9 params -> ``7B``."""
     from smalti.base.units import format_count
     from smalti.plan.quantities import format_number
 
@@ -23,7 +23,7 @@ def format_quantity(name: str, value: float | str) -> str:
 
 
 def assumption_text(assumption: "Assumption") -> str:
-    """An assumption in a line."""
+    """Return an assumption as a line of text."""
     name = assumption.name
     value = format_quantity(name, assumption.value)
     value = value if value.startswith("=") else f"= {value}"

@@ -11,7 +11,7 @@ _IDEAL = 7
 
 
 def plot_scaling(name: str, device: str, curves: dict[str, "Curve"]) -> str:
-    """An SVG file of two charts."""
+    """Return an SVG file of two charts."""
     from smalti.base.chart import column, standalone
 
     charts = [_speed(name, device, curves), _mfu(curves)]

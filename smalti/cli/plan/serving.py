@@ -67,7 +67,7 @@ def serving(
 
 
 def _splits(served: "Served", load: "Load", device: "Hardware", usable: float, *, every: bool) -> "list[Split | None]":
-    """The smallest split that fits; with ``every``, also larger tensor splits within a node. [None]: none fits."""
+    """Return the smallest split that fits, with ``every`` also larger tensor splits in a node; [None]: none fits."""
     from smalti.plan.serving.devices import smallest_split
     from smalti.plan.serving.memory import Split, tensor_sizes
 

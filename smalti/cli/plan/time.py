@@ -56,7 +56,7 @@ def time(
 
 
 def _source_tokens(config: "RunConfig") -> dict[str, int]:
-    """Tokens of each source with token files on this machine; other stores are not read."""
+    """Return the tokens of each source with token files on this machine; other stores are not read."""
     from smalti.base import store
 
     tokens = {}

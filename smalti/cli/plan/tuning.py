@@ -68,7 +68,7 @@ def tuning(
 
 
 def _trainable(devices: "list[Hardware]", *, alone: bool) -> "list[Hardware]":
-    """The devices that a model can be trained on; UserError where the one given cannot."""
+    """Return the devices that a model can be trained on. With ``alone`` (one device), raises UserError if it is none."""
     if alone:
         require_trainable(devices[0])
     return [device for device in devices if device.kind != "mps"]

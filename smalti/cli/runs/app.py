@@ -204,7 +204,7 @@ def _column_names(option: str | None, default: Sequence[str]) -> list[str]:
 
 
 def _parameters(run: Path) -> tuple[int, int] | None:
-    """(total, active) parameters by the run's config; None where it has no config of ``smalti train``."""
+    """Return (total, active) parameters by the run's config; None where it has no config of ``smalti train``."""
     from smalti.base.errors import UserError
     from smalti.config.load import load
     from smalti.config.run import RunConfig

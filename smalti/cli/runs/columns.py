@@ -26,7 +26,7 @@ _CONDITION = re.compile(r"(?P<column>[^=!<>]+)(?P<sign>!=|<=|>=|=|<|>)(?P<value>
 
 @dataclass(frozen=True)
 class Column:
-    """A heading, the plain value of a run (None where it has none), and its text."""
+    """A column: its heading, the plain value of a run (None where it has none), and its text."""
 
     head: str
     value: Callable[[RunSummary], Any]
@@ -61,7 +61,7 @@ def conditions(texts: Sequence[str]) -> Callable[[RunSummary], bool]:
 
 
 def metrics(names: Sequence[str], where: Sequence[str]) -> list[str]:
-    """The metrics among columns and conditions, for ``list_runs`` to read."""
+    """Return the metrics among columns and conditions, for ``list_runs`` to read."""
     requested = [*names, *(match["column"].strip() for match in map(_CONDITION.fullmatch, where) if match)]
     return [name for name in requested if "/" in name and name not in COLUMNS]
 
@@ -97,7 +97,7 @@ def _condition(text: str) -> Callable[[RunSummary], bool]:
 
 
 def ordered(runs: Sequence[RunSummary], name: str, *, reverse: bool) -> list[RunSummary]:
-    """Runs sorted by a column; numbers before texts, and runs without a value last in either order."""
+    """Return the runs sorted by a column; numbers before texts, and runs without a value last in either order."""
     of = column(name)
 
     def key(run: RunSummary) -> tuple[bool, float, str]:
@@ -110,7 +110,7 @@ def ordered(runs: Sequence[RunSummary], name: str, *, reverse: bool) -> list[Run
 
 
 def state_text(run: RunSummary) -> str:
-    """The state, with ``silent`` for a run that should be alive and has no recent heartbeat."""
+    """Return the state, with ``silent`` for a run that should be alive and has no recent heartbeat."""
     age = age_s(run.heartbeat)
     if run.state in ("starting", "running") and age is not None and age > SILENT_S:
         return f"{run.state}, silent"
@@ -164,7 +164,7 @@ def _as_number(value: Any) -> float | None:
 
 
 def _limit(text: str) -> float | None:
-    """A number in the units of metrics: ``30%`` is 0.3, ``1h`` is 3600."""
+    """Parse a number in the units of metrics: ``30%`` is 0.3, ``1h`` is 3600."""
     if text.endswith("%"):
         percent = _as_number(text[:-1])
         return None if percent is None else percent / 100

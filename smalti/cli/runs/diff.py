@@ -16,7 +16,7 @@ _NOTE = (
 
 
 def comparison_text(comparison: Comparison) -> str:
-    """All tables, in blocks."""
+    """Return all tables, in blocks."""
     blocks = [f"compared with {comparison.names[0]} ({comparison.folders[0]})"]
     for title, rows in (
         ("config, identity", comparison.identity),
@@ -43,7 +43,7 @@ def _values(title: str, names: Sequence[str], rows: Mapping[str, Sequence[Any]])
 
 
 def _measured(title: str, names: Sequence[str], rows: Mapping[str, Sequence[Difference]]) -> str:
-    """One line for each metric and later run: the first run, the other, their difference, and the verdict."""
+    """Return a line for each metric and later run: the first run, the other, their difference, and the verdict."""
     has_several = len(names) > 2
     head = (title, *(("run",) if has_several else ()), names[0], "other" if has_several else names[1], "difference", "")
     lines = []
@@ -73,7 +73,7 @@ def _verdict(difference: Difference) -> str:
 
 
 def _number(name: str, value: float | None) -> str:
-    """A metric, a held-out result or a score in the unit of its table."""
+    """Return a metric, a held-out result or a score as text, in the unit of its table."""
     if value is None:
         return "-"
     if name == "time/train":

@@ -6,7 +6,7 @@ from smalti.track.profiles import Summary
 
 
 def profile_text(summary: Summary) -> str:
-    """The summary of one rank's window as tables."""
+    """Return the summary of one rank's window as tables."""
     bottleneck = summary.bottleneck
     lines = [
         f"steps {summary.first_step} to {summary.last_step}, rank {summary.rank} on {summary.device}: "

@@ -35,7 +35,7 @@ _CONFIG = (
 
 
 def about(folder: Path, *, n_events: int) -> dict[str, Any]:
-    """The facts of a run as JSON values. DataError if ``folder`` has no run."""
+    """Return the facts of a run as JSON values. Raises DataError if ``folder`` has no run."""
     run = read_run(folder)
     best = best_eval(folder / "metrics.jsonl")
     values = {name: run.last(name) for name in (*_SHOWN, *_held_out(run))}
@@ -66,7 +66,7 @@ def about(folder: Path, *, n_events: int) -> dict[str, Any]:
 
 
 def about_text(facts: dict[str, Any]) -> str:
-    """The facts as text, in blocks; missing ones are left out."""
+    """Return the facts as text, in blocks; missing ones are left out."""
     blocks = [
         _head(facts),
         _attempts_text(facts["attempts"]),
@@ -82,7 +82,7 @@ def about_text(facts: dict[str, Any]) -> str:
 
 
 def sizes_bytes(folder: Path) -> dict[str, int]:
-    """Bytes on disk by part of the run folder; ``files`` are those directly in it. Links are not followed."""
+    """Return the bytes on disk by part of the run folder; ``files``: those directly in it. Links are not followed."""
     sizes = {part: _size_bytes(folder / part) for part in _PARTS if (folder / part).is_dir()}
     sizes["files"] = sum(path.lstat().st_size for path in folder.iterdir() if not path.is_dir())
     return sizes
@@ -110,7 +110,7 @@ def _made_by(run: RunRecord) -> dict[str, Any]:
 
 
 def _config(run: RunRecord) -> tuple[RunConfig | None, str | None]:
-    """(config, None), or (None, why it is not a config of this version of ``smalti train``)."""
+    """Return (config, None), or (None, why it is not a config of this version of ``smalti train``)."""
     try:
         return RunFolder.read(run.folder).config(RunConfig), None
     except UserError as error:
@@ -126,7 +126,7 @@ def _parameters(run: RunRecord) -> dict[str, int] | None:
 
 
 def _plan(run: RunRecord) -> tuple[list[dict[str, Any]], str | None]:
-    """(comparisons of predicted and measured, None), or ([], why there are none)."""
+    """Return (comparisons of predicted and measured, None), or ([], why there are none)."""
     config, why = _config(run)
     speeds = [value for value in run.series("throughput/tokens_per_sec")[1] if value == value]
     if config is None or not speeds:
@@ -142,7 +142,7 @@ def _plan(run: RunRecord) -> tuple[list[dict[str, Any]], str | None]:
 
 
 def _attempts(run: RunRecord) -> list[dict[str, Any]]:
-    """Each attempt with its first step and its end, from the events."""
+    """Return each attempt with its first step and its end, from the events."""
     by_number: dict[int, dict[str, Any]] = {}
     for event in run.events:
         number = event.get("attempt")
@@ -269,7 +269,7 @@ def _sizes_text(facts: dict[str, Any]) -> str:
 
 
 def with_unit(name: str, value: float) -> str:
-    """The value of a metric with its unit, as text."""
+    """Return the value of a metric with its unit, as text."""
     if name == "time/train":  # in hours
         return f"{format_seconds(value * 3600)} in training steps"
     if name == "time/token":

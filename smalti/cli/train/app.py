@@ -101,7 +101,7 @@ def _check_options(
 
 
 def _checked(loaded: "Loaded[RunConfig]", *, fork: bool) -> "tuple[Loaded[RunConfig], Fork | None]":
-    """The config with the launcher's ranks and the forks recorded in the run's folder, and the planned fork.
+    """Return the config with the launcher's ranks and the forks recorded in the run's folder, and the planned fork.
 
     Raises for problems that can be found before a process starts.
     """
@@ -290,7 +290,7 @@ def _evaluation(
 
 
 def _of_world(loaded: "Loaded[RunConfig]", ranks: int) -> "Loaded[RunConfig]":
-    """The config with the launcher's number of ranks, which is run and recorded."""
+    """Return the config with the launcher's number of ranks, which is run and recorded."""
     from smalti.base.env import world
 
     config, place = loaded.config, world()

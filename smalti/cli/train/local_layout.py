@@ -23,7 +23,7 @@ def local_layout(config: "RunConfig", ranks: int) -> "Resolved":
 
 
 def layout_lines(config: "RunConfig", ranks: int) -> list[str]:
-    """The lines of ``--dry-run``: the layout, and for several axes which ranks share what."""
+    """Return the lines of ``--dry-run``: the layout, and for several axes which ranks share what."""
     from smalti.cost.layout.describe import describe_layout
 
     resolved = local_layout(config, ranks)

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def memory_warning(config: "RunConfig", *, ranks: int) -> str | None:
-    """The memory that a rank needs and has on this machine, with the cheapest fix; None where it fits."""
+    """Return the memory that a rank needs and has on this machine, with the cheapest fix; None where it fits."""
     from smalti.cli.train.local_layout import local_layout
     from smalti.cost.memory.fit import tensor_bytes_on_cpu
     from smalti.fleet import machine

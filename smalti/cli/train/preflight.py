@@ -35,7 +35,7 @@ def check(config: "RunConfig", *, ranks: int, fork: "Fork | None" = None) -> Non
 
 
 def origin_warnings(config: "RunConfig") -> list[str]:
-    """Warnings of differences between the run and the model that it starts from; raises for those not allowed."""
+    """Return warnings of differences from the model that the run starts from; raises for those not allowed."""
     if config.init_from is None or _has_checkpoint(config):  # it resumes from its own checkpoint
         return []
     if not Path(config.init_from).exists():
@@ -156,7 +156,7 @@ def _check_files(config: "RunConfig") -> None:
 
 
 def not_exportable(config: "RunConfig") -> str | None:
-    """Why the model of this run cannot be exported, and the fix; None where it can be."""
+    """Return why the model of this run cannot be exported, and the fix; None where it can be."""
     if config.model.family == "decoder":
         return "family decoder has no Hugging Face form: no export, eval or chat"
     if config.data.tokenizer is None and not (Path(config.run_folder) / "tokenizer").is_dir():
@@ -253,7 +253,7 @@ def _origin_lines(config: "RunConfig") -> list[str]:
 
 
 def _order_lines(config: "RunConfig", checked: "Inputs") -> list[str]:
-    """Settings that differ from the default and change the order in which tokens are read."""
+    """Return the settings that differ from the default and change the order in which tokens are read."""
     data, lines = config.data, []
     if len(data.stages) > 1 or data.stages[0].seq_len is not None:
         begins = [0, *(config.length.step_at(stage.until) for stage in data.stages[:-1])]

@@ -135,7 +135,7 @@ def _traffic_table(setting: _Setting, rehearsal: "Rehearsal | None") -> list[str
 
 
 def _by_axis(calls: Any) -> dict[tuple[str, str], tuple[int, int]]:
-    """(op, axis) -> calls and bytes of a step."""
+    """Return (op, axis) -> calls and bytes of a step."""
     totals: dict[tuple[str, str], tuple[int, int]] = {}
     for call in calls:
         number, size = totals.get((call.op, call.axis), (0, 0))
