@@ -8,10 +8,9 @@ import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
-if TYPE_CHECKING:
-    from smalti.base.errors import SmaltiError
+from smalti.base.errors import DataError, ExitCode, RetryableError, SmaltiError, UserError, nearest
 
 VERBS = {
     "demo": "run the whole pipeline on an embedded corpus, from documents to a model",
@@ -58,29 +57,12 @@ def _exit_without_finalizing(code: int) -> NoReturn:
     import atexit
 
     atexit._run_exitfuncs()
-    _flush()
+    flush()
     os._exit(code)
 
 
-def leave_at_once(error: BaseException, code: int | None = None) -> NoReturn:
-    """Report ``error`` and exit the process; with ``code``, only log it and exit with that code.
-
-    For a rank that has lost another, or leaves the others waiting: destroying a process group, or a variable that holds
-    its work, would wait for the lost rank, so nothing is cleaned up.
-    """
-
-    def reraise() -> NoReturn:
-        raise error
-
-    if code is None:
-        code = guarded(reraise, "smalti train")
-    else:
-        to_log(error)
-    _flush()
-    os._exit(code)
-
-
-def _flush() -> None:
+def flush() -> None:
+    """Flush stdout and stderr, if they are open."""
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError, ValueError):
             stream.flush()
@@ -119,41 +101,49 @@ start here: smalti demo
 
 def guarded(call: Callable[[], Any], command: str) -> int:
     """Run ``call`` and print its errors on stderr. Returns the exit code."""
-    from smalti.base.errors import SmaltiError
-
     try:
         result = call()
         sys.stdout.flush()
-    except KeyboardInterrupt:
+    except BaseException as error:
+        return report_error(error, command)
+    return result if isinstance(result, int) and not isinstance(result, bool) else ExitCode.DONE
+
+
+def report_error(error: BaseException, command: str) -> int:
+    """Print an error on stderr and return its exit code; for use where ``error`` is being handled.
+
+    Raises ``error`` itself if it is a SystemExit, which has its own code, or no Exception.
+    """
+    if isinstance(error, KeyboardInterrupt):
         _say("interrupted")
-        return 130
-    except (BrokenPipeError, SystemExit) as error:
-        # typer and rich make exit code 1 of a broken pipe
-        broken = error.__context__ if isinstance(error, SystemExit) else error
-        code = _code_of_closed_output() if isinstance(broken, BrokenPipeError) else None
-        if code is not None:
-            return code
-        if not isinstance(broken, BrokenPipeError):
-            raise
-        return _bug(broken)
-    except SmaltiError as error:
-        return _report(error)
-    except Exception as error:
-        translated = _from_system(error) if isinstance(error, OSError) else None
-        if translated is not None:
-            return _report(translated)
-        if hasattr(error, "format_message") and hasattr(error, "exit_code"):  # typer's usage errors
-            text = error.format_message()
-            only_help = type(error).__name__ == "NoArgsIsHelpError"
-            path = getattr(getattr(error, "ctx", None), "command_path", None) or command
-            _say(text if only_help else f"error: {text}\nhint: {path} --help")
-            return 2
-        return _bug(error)
-    return result if isinstance(result, int) and not isinstance(result, bool) else 0
+        return ExitCode.INTERRUPTED
+    broken_pipe = _broken_pipe(error)
+    if broken_pipe is not None:
+        code = _code_of_closed_output()
+        return _bug(broken_pipe) if code is None else code
+    if not isinstance(error, Exception):
+        raise error
+    translated = _from_system(error) if isinstance(error, OSError) else error
+    if isinstance(translated, SmaltiError):
+        return _report(translated)
+    if hasattr(error, "format_message") and hasattr(error, "exit_code"):  # typer's usage errors
+        text = error.format_message()
+        only_help = type(error).__name__ == "NoArgsIsHelpError"
+        path = getattr(getattr(error, "ctx", None), "command_path", None) or command
+        _say(text if only_help else f"error: {text}\nhint: {path} --help")
+        return ExitCode.USAGE
+    return _bug(error)
 
 
-def _code_of_closed_output() -> int | None:
-    """Return the exit code where the reader of our output (head, less) has closed it; None where both streams are open.
+def _broken_pipe(error: BaseException) -> BrokenPipeError | None:
+    """Return the BrokenPipeError that ``error`` is or comes from; None for other errors."""
+    # typer and rich turn a broken pipe into SystemExit(1)
+    cause = error.__context__ if isinstance(error, SystemExit) else error
+    return cause if isinstance(cause, BrokenPipeError) else None
+
+
+def _code_of_closed_output() -> ExitCode | None:
+    """Return the exit code if the reader of our output (head, less) has closed it; None if both streams are open.
 
     Results go to stdout once the work is done, so a closed stdout is success: 0. Progress goes to stderr while it is
     not, so a closed stderr is an interruption: 143, as for SIGTERM.
@@ -166,10 +156,14 @@ def _code_of_closed_output() -> int | None:
     closed = {descriptor for descriptor, seen in poll.poll(0) if seen & (select.POLLERR | select.POLLHUP)}
     for descriptor in closed:  # discard what is still buffered
         os.dup2(os.open(os.devnull, os.O_WRONLY), descriptor)
-    return None if not closed else 0 if closed == {1} else 143
+    if not closed:
+        return None
+    if closed == {1}:
+        return ExitCode.DONE
+    return ExitCode.TERMINATED
 
 
-def _report(error: "SmaltiError") -> int:
+def _report(error: SmaltiError) -> int:
     # A rank's stderr and log may be on the full disk itself; the exit code must be returned all the same.
     with suppress(OSError):
         to_log(error)
@@ -179,7 +173,7 @@ def _report(error: "SmaltiError") -> int:
     return int(error.exit_code)
 
 
-def _from_system(error: OSError) -> "SmaltiError | None":
+def _from_system(error: OSError) -> SmaltiError | None:
     """Return the SmaltiError for an OSError of a wrong path or a full disk; None for others.
 
     An OSError without a path (a signal to another user's process, a port) is not about a file: it is None too.
@@ -187,7 +181,6 @@ def _from_system(error: OSError) -> "SmaltiError | None":
     import errno
 
     from smalti.base.disk import reason
-    from smalti.base.errors import DataError, RetryableError
 
     path, why = error.filename, os.strerror(error.errno) if error.errno else ""
     place = os.fsdecode(path) if isinstance(path, (str, bytes)) else None
@@ -215,8 +208,6 @@ def _call(verb: str, arguments: Sequence[str]) -> Any:
 
     name = planned([verb, *arguments])
     if name is not None:
-        from smalti.base.errors import UserError
-
         raise UserError(f"'smalti {name}' is not implemented yet", hint=NOT_YET[name] or f"smalti {verb} --help")
     if verb not in VERBS:
         raise _unknown(verb)
@@ -232,9 +223,7 @@ def app_of(verb: str) -> Any:
     return (import_module(f"{module.__name__}.app") if hasattr(module, "__path__") else module).app
 
 
-def _unknown(verb: str) -> "SmaltiError":
-    from smalti.base.errors import UserError, nearest
-
+def _unknown(verb: str) -> UserError:
     kind = "an option of smalti" if verb.startswith("-") else "a verb of smalti"
     close = nearest(verb, VERBS)
     hint = f"did you mean 'smalti {close}'?" if close else "smalti --help"
@@ -261,7 +250,7 @@ def _bug(error: Exception) -> int:
         _traceback_if_debug()
     _say(f"error: this is a bug in Smalti: {type(error).__name__}: {error}")
     _say(f"hint: the traceback is in {place}; --debug prints it")
-    return 1
+    return ExitCode.BUG
 
 
 def _say(text: str) -> None:

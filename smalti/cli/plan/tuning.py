@@ -68,7 +68,7 @@ def tuning(
 
 
 def _trainable(devices: "list[Hardware]", *, alone: bool) -> "list[Hardware]":
-    """Return the devices that a model can be trained on. With ``alone`` (one device), raises UserError if it is none."""
+    """Return the devices that a model can be trained on; with ``alone`` (one device), raises UserError for others."""
     if alone:
         require_trainable(devices[0])
     return [device for device in devices if device.kind != "mps"]

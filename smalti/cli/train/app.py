@@ -236,7 +236,7 @@ def _as_rank(loaded: "Loaded[RunConfig]", *, fork: bool, trial: int | None) -> i
     """Train as one rank of the world that this process was started in."""
     from smalti.base import log
     from smalti.base.env import attempt_is_open, log_level, world
-    from smalti.cli.main import leave_at_once
+    from smalti.cli.train.leave import log_and_exit, report_and_exit
     from smalti.fleet.launch.local import LOST_PEER
     from smalti.track.run import RunFolder
 
@@ -262,12 +262,13 @@ def _as_rank(loaded: "Loaded[RunConfig]", *, fork: bool, trial: int | None) -> i
     try:
         job.run(config, loaded.origins, evaluation=_evaluation, fork=fork, trial_steps=trial)
     except LostPeer as error:
-        # Under an agent, the agent reports the rank that died; this one is only a consequence.
-        leave_at_once(error, LOST_PEER if attempt_is_open() else None)
+        if attempt_is_open():  # the agent reports the rank that died, the cause of this error
+            log_and_exit(error, LOST_PEER)
+        report_and_exit(error)
     except BaseException as error:
         if may_leave(error):
             raise
-        leave_at_once(error)
+        report_and_exit(error)
     return 0
 
 
