@@ -54,6 +54,7 @@ def open_store(root: str, *, timeout_s: float, retries: bool) -> Any:
 
     retries: use obstore's own retries, for single small files; the fetch engine retries itself and must see failures.
     """
+    env.drop_empty_store_variables()
     return _opened(root, timeout_s, retries, env.store_settings())
 
 

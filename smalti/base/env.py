@@ -11,7 +11,7 @@ from typing import Any
 
 from smalti.base import slurm
 from smalti.base.errors import UserError
-from smalti.base.slurm import whole
+from smalti.base.slurm import int_variable
 
 
 @dataclass(frozen=True)
@@ -51,29 +51,29 @@ def world() -> World:
     variables = os.environ
     by_slurm = "RANK" not in variables or "WORLD_SIZE" not in variables
     names = ("SLURM_PROCID", "the tasks of the step") if by_slurm else ("RANK", "WORLD_SIZE")
-    rank = whole(variables, names[0], 0)
-    size = slurm.task_count(variables) if by_slurm else whole(variables, "WORLD_SIZE", 1)
+    rank = int_variable(variables, names[0], 0)
+    size = slurm.task_count(variables) if by_slurm else int_variable(variables, "WORLD_SIZE", 1)
     if not 0 <= rank < size:
         raise UserError(f"{names[0]}={rank} is not a rank of {names[1]}={size}", allowed=f"0 to {size - 1}")
     if by_slurm:
         return World(
             rank=rank,
-            local_rank=whole(variables, "SLURM_LOCALID", rank),
+            local_rank=int_variable(variables, "SLURM_LOCALID", rank),
             world_size=size,
             local_world_size=slurm.tasks_here(variables),
-            attempt=whole(variables, "SLURM_RESTART_COUNT", 0),
+            attempt=int_variable(variables, "SLURM_RESTART_COUNT", 0),
             master_addr=variables.get("MASTER_ADDR") or slurm.address(variables),
-            master_port=whole(variables, "MASTER_PORT", slurm.port(variables)),
+            master_port=int_variable(variables, "MASTER_PORT", slurm.port(variables)),
             launcher="srun",
         )
     return World(
         rank=rank,
-        local_rank=whole(variables, "LOCAL_RANK", rank),
+        local_rank=int_variable(variables, "LOCAL_RANK", rank),
         world_size=size,
-        local_world_size=whole(variables, "LOCAL_WORLD_SIZE", size),
-        attempt=whole(variables, "SMALTI_ATTEMPT", whole(variables, "TORCHELASTIC_RESTART_COUNT", 0)),
+        local_world_size=int_variable(variables, "LOCAL_WORLD_SIZE", size),
+        attempt=int_variable(variables, "SMALTI_ATTEMPT", int_variable(variables, "TORCHELASTIC_RESTART_COUNT", 0)),
         master_addr=variables.get("MASTER_ADDR", "127.0.0.1"),
-        master_port=whole(variables, "MASTER_PORT", 0),
+        master_port=int_variable(variables, "MASTER_PORT", 0),
         launcher=_launcher(),
         store_is_up=variables.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
     )
@@ -90,11 +90,14 @@ def nodes_left_out() -> int:
     return 0 if inside_world() else slurm.nodes_left_out(os.environ)
 
 
-def gloo_interface(name: str | None = None) -> str | None:
-    """Return gloo's network interface (``GLOO_SOCKET_IFNAME``); ``name`` sets it where it is not set."""
-    if name is not None:
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", name)
+def gloo_interface() -> str | None:
+    """Return gloo's network interface (``GLOO_SOCKET_IFNAME``); None where it is not set."""
     return os.environ.get("GLOO_SOCKET_IFNAME")
+
+
+def set_gloo_interface(name: str) -> None:
+    """Set gloo's network interface; keeps the user's setting."""
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", name)
 
 
 def grow_gpu_segments() -> None:
@@ -137,6 +140,7 @@ def serve_key() -> str | None:
     return os.environ.get("SMALTI_SERVE_KEY") or None
 
 
+_STORE_PREFIXES = ("AWS_", "AZURE_", "GOOGLE_")
 _S3_ENDPOINTS = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT")
 
 
@@ -154,28 +158,28 @@ class StoreSettings:
     """The variables that obstore reads, with values: another value needs another connection."""
 
 
+def drop_empty_store_variables() -> None:
+    """Remove the empty variables of stores, because obstore panics on an empty endpoint."""
+    for name in [name for name in os.environ if name.startswith(_STORE_PREFIXES) and not os.environ[name].strip()]:
+        del os.environ[name]
+
+
 def store_settings() -> StoreSettings:
     """Return the endpoint and token of the Hugging Face Hub (``HF_ENDPOINT``; ``HF_TOKEN``, or the token that its login
-    has saved), and the variables of other stores.
-
-    An empty variable counts as not set. It is removed from the environment, because obstore reads it there and panics
-    on an empty endpoint.
+    has saved), and the variables of other stores. An empty variable counts as not set.
     """
     token = os.environ.get("HF_TOKEN") or None
     if token is None:
         home = os.environ.get("HF_HOME", os.path.join(os.path.expanduser("~"), ".cache", "huggingface"))
         with suppress(OSError), open(os.path.join(home, "token"), encoding="utf-8") as file:
             token = file.read().strip() or None
-    names = sorted(name for name in os.environ if name.startswith(("AWS_", "AZURE_", "GOOGLE_")))
-    for name in [name for name in names if not os.environ[name].strip()]:
-        del os.environ[name]
-        names.remove(name)
-    asks = next((f"{name}={os.environ[name]}" for name in _S3_ENDPOINTS if name in os.environ), None)
+    names = sorted(name for name in os.environ if name.startswith(_STORE_PREFIXES) and os.environ[name].strip())
+    endpoint_setting = next((f"{name}={os.environ[name]}" for name in _S3_ENDPOINTS if name in names), None)
     return StoreSettings(
         hub_endpoint=(os.environ.get("HF_ENDPOINT") or "https://huggingface.co").rstrip("/"),
         hub_token=token,
         s3_endpoint=os.environ.get("AWS_ENDPOINT_URL_S3") or None,
-        s3_variable=asks and re.sub(r"://[^/\s]*@", "://***@", asks),
+        s3_variable=endpoint_setting and re.sub(r"://[^/\s]*@", "://***@", endpoint_setting),
         signature=tuple(f"{name}={os.environ[name]}" for name in names),
     )
 

@@ -18,28 +18,28 @@ def task_count(variables: Mapping[str, str]) -> int:
     """Return the number of tasks of this process's srun step; 0 outside a step."""
     if "SLURM_STEP_ID" not in variables or "SLURM_PROCID" not in variables:
         return 0
-    return whole(variables, "SLURM_STEP_NUM_TASKS", whole(variables, "SLURM_NTASKS", 1))
+    return int_variable(variables, "SLURM_STEP_NUM_TASKS", int_variable(variables, "SLURM_NTASKS", 1))
 
 
 def nodes_left_out(variables: Mapping[str, str]) -> int:
     """Return the number of nodes of the allocation that a process outside an srun step leaves unused."""
     if "SLURM_JOB_ID" not in variables or "SLURM_STEP_ID" in variables:
         return 0
-    return whole(variables, "SLURM_JOB_NUM_NODES", 1) - 1
+    return int_variable(variables, "SLURM_JOB_NUM_NODES", 1) - 1
 
 
 def tasks_here(variables: Mapping[str, str]) -> int:
     """Return the number of tasks of the step on this node."""
     text = variables.get("SLURM_STEP_TASKS_PER_NODE")
     if text is None:
-        return whole(variables, "SLURM_NTASKS_PER_NODE", task_count(variables))
+        return int_variable(variables, "SLURM_NTASKS_PER_NODE", task_count(variables))
     counts: list[int] = []
     for part in text.split(","):
         match = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part)
         if match is None:
             raise UserError(f"SLURM_STEP_TASKS_PER_NODE='{text}' is not a list of counts", allowed="such as 8(x3),4")
         counts += [int(match[1])] * int(match[2] or 1)
-    node = whole(variables, "SLURM_NODEID", 0)
+    node = int_variable(variables, "SLURM_NODEID", 0)
     if node >= len(counts):
         raise UserError(f"SLURM_NODEID={node} is not a node of SLURM_STEP_TASKS_PER_NODE='{text}'")
     return counts[node]
@@ -64,11 +64,11 @@ def first_node(nodes: str) -> str:
 
 def port(variables: Mapping[str, str]) -> int:
     """Return a port for a job step: the same on every task, another one for the next step on the same nodes."""
-    job, step = whole(variables, "SLURM_JOB_ID", 0), whole(variables, "SLURM_STEP_ID", 0)
+    job, step = int_variable(variables, "SLURM_JOB_ID", 0), int_variable(variables, "SLURM_STEP_ID", 0)
     return _FIRST_PORT + (job * 31 + step) % _PORTS
 
 
-def whole(variables: Mapping[str, str], name: str, default: int) -> int:
+def int_variable(variables: Mapping[str, str], name: str, default: int) -> int:
     """Return the whole number in a variable, or ``default`` where it is not set."""
     text = variables.get(name)
     if text is None:

@@ -19,14 +19,14 @@ from smalti.config.durations import RunLength
 from smalti.config.run import JobConfig
 from smalti.data.fetch.counts import Counts
 from smalti.distributed.checkpoint import checkpoint
-from smalti.distributed.group import world as worlds
 from smalti.distributed.group.mesh import Mesh
+from smalti.distributed.group.world import RaisedOnAllRanks, broadcast_from_rank0
 from smalti.track.checkpoint_names import size_bytes
 from smalti.track.run import RunFolder
 from smalti.track.sinks.feed import Events
 from smalti.train.batches import Batches, TokenBatches
 from smalti.train.cadence import Cadence
-from smalti.train.garbage import BetweenSteps
+from smalti.train.garbage_collection import GarbageCollection
 from smalti.train.oom import Reporter
 from smalti.train.read_ahead import ReadAhead
 from smalti.train.recorder import NotFinite, Recorder
@@ -38,13 +38,13 @@ Evaluate = Callable[[nn.Module, int], dict[str, float]]
 """(model, step) -> metrics; called on every rank at the same step."""
 
 _DATA_WAIT_WARN_S = 1.0
-"""Least wait of a step for its data, in seconds, that gives a warning."""
+"""A step that waits longer than this for its data, in seconds, gives a warning."""
 _WARN_EVERY_S = 60.0
 """Seconds between two such warnings."""
 _VOTE_EVERY_S = 0.5
 """Seconds between two votes on a stop while ranks wait for data."""
 READ_THREADS = 8
-"""Most batches of the stream to read concurrently, if a store's latency requires it."""
+"""Maximum number of batches to read concurrently, where a store's latency requires it."""
 
 
 class Hook:
@@ -127,7 +127,7 @@ def fit(job: Job) -> None:
         StopSignals() as loop.signals,
         job.recorder,
         _read_ahead(job) as loop.batches,
-        BetweenSteps() as loop.garbage,
+        GarbageCollection() as loop.garbage,
     ):
         loop.start()
         while not loop.is_over:
@@ -156,7 +156,7 @@ class _Loop:
 
     signals: StopSignals
     batches: ReadAhead[Any]
-    garbage: BetweenSteps
+    garbage: GarbageCollection
 
     def __init__(self, job: Job) -> None:
         train = job.config.train
@@ -191,7 +191,7 @@ class _Loop:
     def wait_for_batch(self) -> None:
         """Return on all ranks together when each has its next batch, or when a stop was requested from any."""
         self._wait_began_s = clock.now_s()
-        self.garbage.step(self.job.state.step + 1)
+        self.garbage.collect_if_due(self.job.state.step + 1)
         while self.agreed.lacks_batch and not self.agreed.stop:
             has_batch = self.batches.wait(_VOTE_EVERY_S)
             self._vote.start(self.signals.requested, 0, 0, not has_batch)
@@ -221,7 +221,7 @@ class _Loop:
             job.recorder.flush(_data_metrics(job))
         except NotFinite as error:
             self._return_to_last_good_step(error)
-            raise error from worlds.RaisedOnAllRanks("all ranks have the same loss and gradient norm")
+            raise error from RaisedOnAllRanks("all ranks have the same loss and gradient norm")
         self._log_when.done()
 
     def evaluate_if_due(self) -> None:
@@ -238,7 +238,7 @@ class _Loop:
         if _save(self.job, must_succeed=must_succeed):
             self._saved_step = self.job.state.step
         self._save_when.done()
-        self.garbage.all()
+        self.garbage.collect_all()
 
     def report_status_if_due(self) -> None:
         """Write the heartbeat."""
@@ -258,7 +258,8 @@ class _Loop:
 
     def _warn_if_slow(self, wait_s: float) -> None:
         """Write a warning and an event if a step waited for its data; not for the first, which always waits."""
-        is_first, self._is_first_wait = self._is_first_wait, False
+        is_first = self._is_first_wait
+        self._is_first_wait = False
         if is_first or wait_s < _DATA_WAIT_WARN_S or clock.now_s() - self._warned_s < _WARN_EVERY_S:
             return
         self._warned_s = clock.now_s()
@@ -337,8 +338,8 @@ def _save(job: Job, *, must_succeed: bool, keep: int | None = None) -> bool:
     step = job.state.step
     keep = keep or job.config.train.checkpoint.keep
     try:
-        worlds.broadcast_from_rank0(job.folder.require_in_place)
-        path = checkpoint.save(job.folder.checkpoints, step, job.tensors(), train_state(job), keep=keep)
+        broadcast_from_rank0(job.folder.require_in_place)
+        path = checkpoint.save(job.folder.checkpoints, step, job.tensors(), checkpoint_metadata(job), keep=keep)
     except RetryableError as error:
         job.events.write("checkpoint_failed", step=step, reason=error.message)
         if must_succeed:
@@ -355,7 +356,7 @@ def _save(job: Job, *, must_succeed: bool, keep: int | None = None) -> bool:
     return True
 
 
-def train_state(job: Job) -> dict[str, Any]:
+def checkpoint_metadata(job: Job) -> dict[str, Any]:
     """Return the part of a checkpoint that is not tensors."""
     return {
         "step": job.state.step,
@@ -377,7 +378,7 @@ def _end(job: Job, stop: Stop) -> None:
     saved = f"stopped at step {step} of {job.total_steps} with a checkpoint saved"
     text = saved if step else "stopped before the first step; nothing was saved"
     kind = Interrupted if stop == Stop.INTERRUPTED else RetryableError
-    cause = worlds.RaisedOnAllRanks("all ranks stop after the same step")
+    cause = RaisedOnAllRanks("all ranks stop after the same step")
     raise kind(text, hint="run the same command again to continue") from cause
 
 

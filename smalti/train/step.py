@@ -27,7 +27,10 @@ It sets ``state.phase`` before each forward and each backward pass."""
 
 
 def one_by_one(state: "TrainState", microbatches: Sequence[Any], loss: Loss) -> list[Metrics]:
-    """Run one microbatch after the other forward and backward: gradients add up as sums."""
+    """Run one microbatch after the other forward and backward: gradients add up as sums.
+
+    FSDP reduce-scatters the gradients in every backward pass (without ``no_sync``), so ranks keep only their shards.
+    """
     sums: list[Metrics] = []
     for microbatch in microbatches:
         state.phase = "forward"
@@ -93,6 +96,7 @@ def train_step(state: TrainState, microbatches: Sequence[Any], loss: Loss) -> St
     gradients = [p.grad for p in state.model.parameters() if p.grad is not None]
     names = list(sums[0])
     parts = [torch.stack([s[name].detach().double() for s in sums]).sum(0) for name in names]
+    # the ranks of the tensor axis hold the same sums, which the all_reduce below would count once per rank
     parts = [part / state.tensor_parallel_size for part in parts]
     own_square = square_norm(gradients, pipeline=state.pipeline_parallel_size)
     packed = torch.cat([own_square.reshape(1), *(part.reshape(-1) for part in parts)])

@@ -109,6 +109,7 @@ def test_cpu_count_is_what_this_process_may_use() -> None:
 def test_an_empty_variable_of_a_store_counts_as_not_set(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "HF_ENDPOINT", "HF_TOKEN"):
         monkeypatch.setenv(name, "")
+    env.drop_empty_store_variables()
     settings = env.store_settings()
     assert "AWS_ENDPOINT_URL" not in os.environ
     assert not [value for value in settings.signature if value and value.startswith("AWS_ENDPOINT_URL")]

@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 
 from smalti import __version__
-from smalti.base.env import World, gloo_interface, grow_gpu_segments
+from smalti.base.env import World, gloo_interface, grow_gpu_segments, set_gloo_interface
 from smalti.base.errors import RetryableError, UserError
 from smalti.distributed.group.handshake import Card, meet
 
@@ -139,7 +139,7 @@ def _choose_interface(world: World) -> None:
         address = probe.getsockname()[0]
     for name, addresses in psutil.net_if_addrs().items():
         if address in (entry.address for entry in addresses) and not address.startswith("127."):
-            gloo_interface(name)
+            set_gloo_interface(name)
 
 
 def broadcast_from_rank0(work: Callable[[], T]) -> T:

@@ -13,10 +13,10 @@ EVERY_STEPS = 100
 """Steps between two collections of young objects; a step creates few cycles."""
 
 
-class BetweenSteps:
-    """Disables automatic collection inside a block ``with BetweenSteps() as garbage``.
+class GarbageCollection:
+    """Disables automatic collection inside a block ``with GarbageCollection() as garbage``, and collects on request.
 
-    Call ``garbage.step(step)`` before each step.
+    Call ``garbage.collect_if_due(step)`` before each step.
     """
 
     def __enter__(self) -> Self:
@@ -26,12 +26,12 @@ class BetweenSteps:
         gc.disable()
         return self
 
-    def step(self, step: int) -> None:
+    def collect_if_due(self, step: int) -> None:
         """Collect young objects every ``EVERY_STEPS`` steps."""
         if step % EVERY_STEPS == 0:
             gc.collect(1)
 
-    def all(self) -> None:
+    def collect_all(self) -> None:
         """Collect all objects, as after a save, which takes long anyway."""
         gc.collect()
 

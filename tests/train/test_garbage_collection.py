@@ -5,7 +5,7 @@ import weakref
 
 import pytest
 
-from smalti.train.garbage import EVERY_STEPS, BetweenSteps
+from smalti.train.garbage_collection import EVERY_STEPS, GarbageCollection
 
 
 class _Loop:
@@ -14,16 +14,16 @@ class _Loop:
 
 
 def test_cycles_are_collected_between_steps_and_never_inside() -> None:
-    with BetweenSteps() as garbage:
+    with GarbageCollection() as garbage:
         assert not gc.isenabled()
         kept = weakref.ref(_Loop())
         [[] for _ in range(5000)]  # enough to start a collection by itself
-        garbage.step(1)
+        garbage.collect_if_due(1)
         assert kept() is not None
-        garbage.step(EVERY_STEPS)
+        garbage.collect_if_due(EVERY_STEPS)
         assert kept() is None
         other = weakref.ref(_Loop())
-        garbage.all()
+        garbage.collect_all()
         assert other() is None
     assert gc.isenabled()
     assert gc.get_freeze_count() == 0
@@ -33,7 +33,7 @@ def test_cycles_are_collected_between_steps_and_never_inside() -> None:
 def test_a_collector_that_was_off_stays_off() -> None:
     gc.disable()
     try:
-        with pytest.raises(ValueError, match="x"), BetweenSteps():
+        with pytest.raises(ValueError, match="x"), GarbageCollection():
             raise ValueError("x")
         assert not gc.isenabled()
     finally:
