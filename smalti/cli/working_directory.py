@@ -25,7 +25,7 @@ def load_run(recipe: str, overrides: Sequence[str] = ()) -> "Loaded[RunConfig]":
     from smalti.config.load import load
     from smalti.config.run import RunConfig
 
-    return load(RunConfig, recipe, overrides, model_of=_model_of)
+    return load(RunConfig, recipe, overrides, origin_model=_model_of)
 
 
 def _model_of(source: str) -> "ModelConfig":

@@ -43,49 +43,51 @@ class Loaded(Generic[C]):
 
 
 def load(
-    model: type[C],
+    config_class: type[C],
     name_or_path: str,
     overrides: Sequence[str] = (),
     *,
-    model_of: Callable[[str], ModelConfig] | None = None,
+    origin_model: Callable[[str], ModelConfig] | None = None,
 ) -> Loaded[C]:
-    """Load a recipe (file, run folder, or name in the package) as ``model``. Raises one UserError with all problems.
+    """Load a recipe (file, run folder, or name in the package). Raises one UserError with all problems.
 
-    model_of: returns the ``model`` section of the origin ``init_from``, for a recipe that has none.
+    origin_model: function that returns the model of an origin ``init_from``, for a recipe without a section ``model``.
     """
-    source = find_recipe(name_or_path, fields=model.model_fields)
+    source = find_recipe(name_or_path, fields=config_class.model_fields)
     tree = _mapping(parse(source.text, source.label))
-    if source.run is not None and issubclass(model, JobConfig):
+    if source.run is not None and issubclass(config_class, JobConfig):
         tree.value.pop("folder", None)
         if not any(override.startswith(("name=", "folder=")) for override in overrides):
             _merge(tree, ("folder",), source.run, {("folder",): "where the run is"})
-    tree = _with_base(model, tree, source.path)
-    if model_of is not None:
-        _take_model(tree, overrides, model_of)
-    tree = _resolved(model, tree, overrides)
-    return Loaded(*_validate(model, tree, source.label), source.path)
+    tree = _with_base(config_class, tree, source.path)
+    if origin_model is not None:
+        _take_model(tree, overrides, origin_model)
+    tree = _resolved(config_class, tree, overrides)
+    return Loaded(*_validate(config_class, tree, source.label), source.path)
 
 
 def from_dict(
-    model: type[C], value: Mapping[str, Any], label: str = "config", overrides: Sequence[str] = ()
+    config_class: type[C], value: Mapping[str, Any], label: str = "config", overrides: Sequence[str] = ()
 ) -> Loaded[C]:
     """Validate plain values (from Python or a stored config), with ``overrides`` and the same errors."""
     tree = Tree(copy.deepcopy(dict(value)), dict.fromkeys(paths_of(value), label))
-    return Loaded(*_validate(model, _resolved(model, tree, overrides), label), label)
+    return Loaded(*_validate(config_class, _resolved(config_class, tree, overrides), label), label)
 
 
-def _resolved(model: type[BaseModel], tree: Tree, overrides: Sequence[str]) -> Tree:
+def _resolved(config_class: type[BaseModel], tree: Tree, overrides: Sequence[str]) -> Tree:
     """Return the tree with the command line applied over it and the presets under it."""
-    typed = Tree({})
-    sections = _preset_sections(model)
+    from_command_line = Tree({})
+    sections = _preset_sections(config_class)
     for override in overrides:
-        _apply_override(typed, override)
+        _apply_override(from_command_line, override)
+    # The overrides are first applied alone, because a preset among them replaces the recipe's whole model before the
+    # others apply.
     for section in sections:
-        if _names_preset(typed, section) and not _names_preset(tree, section):
+        if _names_preset(from_command_line, section) and not _names_preset(tree, section):
             _merge(tree, section, None, {})
             _set(tree, section, {})
     for override in overrides:
-        _apply_override(tree, override, model)
+        _apply_override(tree, override, config_class)
     for section in sections:
         tree = _with_preset(tree, section)
     return tree
@@ -96,25 +98,25 @@ def _names_preset(tree: Tree, section: Path) -> bool:
     return isinstance(value, dict) and "preset" in value
 
 
-def _validate(model: type[C], tree: Tree, label: str) -> tuple[C, dict[str, str]]:
+def _validate(config_class: type[C], tree: Tree, label: str) -> tuple[C, dict[str, str]]:
     try:
-        config = model.model_validate(tree.value)
+        config = config_class.model_validate(tree.value)
     except ValidationError as error:
-        raise as_user_error(error, model, tree.value, tree.origins, label) from error
+        raise as_user_error(error, config_class, tree.value, tree.origins, label) from error
     written = {dotted(path): origin for path, origin in tree.origins.items()}
     return config, {key: written.get(key, DEFAULT) for key in flatten(config.model_dump(mode="json"))}
 
 
-def _take_model(tree: Tree, overrides: Sequence[str], model_of: Callable[[str], ModelConfig]) -> None:
+def _take_model(tree: Tree, overrides: Sequence[str], origin_model: Callable[[str], ModelConfig]) -> None:
     """Fill a missing section ``model`` from ``init_from``; overrides of its fields apply as to any other."""
-    typed = Tree({})
+    from_command_line = Tree({})
     section = ("model",)
     for override in overrides:
-        _apply_override(typed, override)
-    source = typed.value.get("init_from", tree.value.get("init_from"))
-    if isinstance(source, str) and not tree.value.get("model") and not _names_preset(typed, section):
+        _apply_override(from_command_line, override)
+    source = from_command_line.value.get("init_from", tree.value.get("init_from"))
+    if isinstance(source, str) and not tree.value.get("model") and not _names_preset(from_command_line, section):
         try:
-            value = model_of(source).model_dump(mode="json")
+            value = origin_model(source).model_dump(mode="json")
         except UserError as error:
             hint = f"{error.hint or 'name a model'}; or write the section ('smalti config model MODEL' prints one)"
             what = f"there is no section 'model:' to take from init_from: {error.message}"
@@ -132,7 +134,7 @@ def _mapping(tree: Tree) -> Tree:
     return tree
 
 
-def _with_base(model: type[BaseModel], tree: Tree, path: str) -> Tree:
+def _with_base(config_class: type[BaseModel], tree: Tree, path: str) -> Tree:
     name = tree.value.pop("base", None)
     where = tree.origins.pop(("base",), path)
     if name is None:
@@ -152,23 +154,23 @@ def _with_base(model: type[BaseModel], tree: Tree, path: str) -> Tree:
             allowed="one level",
             hint=f"copy what you need from '{base.value['base']}' into {source.label}",
         )
-    _merge(base, (), tree.value, tree.origins, model)
+    _merge(base, (), tree.value, tree.origins, config_class)
     return base
 
 
 def _merge(
-    into: Tree, path: Path, value: Any, origins: Mapping[Path, str], model: type[BaseModel] | None = None
+    into: Tree, path: Path, value: Any, origins: Mapping[Path, str], config_class: type[BaseModel] | None = None
 ) -> None:
     """Merge ``value`` (with its absolute ``origins``) into ``into`` at ``path``.
 
-    With ``model`` a null removes an entry with a free name, such as a source.
+    With ``config_class`` a null removes an entry with a free name, such as a source.
     """
     current = _get(into.value, path)
     if isinstance(value, dict) and isinstance(current, dict):
         for key, child in value.items():
-            _merge(into, (*path, key), child, origins, model)
+            _merge(into, (*path, key), child, origins, config_class)
         return
-    if value is None and model is not None and current is not None and _is_entry(model, path):
+    if value is None and config_class is not None and current is not None and _is_entry(config_class, path):
         del _get(into.value, path[:-1])[path[-1]]
         for old in [origin for origin in into.origins if origin[: len(path)] == path]:
             del into.origins[old]
@@ -191,7 +193,7 @@ def _is_entry(kind: Any, path: Path) -> bool:
     return bool(inside) and any(_is_entry(member, inside) for member in get_args(kind))
 
 
-def _apply_override(tree: Tree, override: str, model: type[BaseModel] | None = None) -> None:
+def _apply_override(tree: Tree, override: str, config_class: type[BaseModel] | None = None) -> None:
     key, equals, text = override.partition("=")
     if not equals or not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_-]*(\.[A-Za-z0-9_-]+)*", key):
         raise UserError(
@@ -212,19 +214,19 @@ def _apply_override(tree: Tree, override: str, model: type[BaseModel] | None = N
                 allowed=f"0 to {len(section) - 1}",
             )
     paths = [tuple(path), *(tuple(path) + below for below in paths_of(value))]
-    _merge(tree, tuple(path), value, dict.fromkeys(paths, COMMAND_LINE), model)
+    _merge(tree, tuple(path), value, dict.fromkeys(paths, COMMAND_LINE), config_class)
 
 
 def _short(text: str) -> str:
     return text if len(text) <= 120 else f"{text[:117]}..."
 
 
-def _preset_sections(model: type[BaseModel], path: Path = ()) -> list[Path]:
-    """Return the paths of the sections of ``model`` that are a ModelConfig, where ``preset:`` is allowed."""
-    if model is ModelConfig:
+def _preset_sections(config_class: type[BaseModel], path: Path = ()) -> list[Path]:
+    """Return the paths of the sections of ``config_class`` that are a ModelConfig, where ``preset:`` is allowed."""
+    if config_class is ModelConfig:
         return [path]
     sections: list[Path] = []
-    for name, field in model.model_fields.items():
+    for name, field in config_class.model_fields.items():
         for kind in (field.annotation, *get_args(field.annotation)):
             if isinstance(kind, type) and issubclass(kind, BaseModel):
                 sections += _preset_sections(kind, (*path, name))
@@ -251,14 +253,14 @@ def _with_preset(tree: Tree, section: Path) -> Tree:
         path if path[:1] == ("train",) else (*section, *path): origin for path, origin in preset.origins.items() if path
     }
     del value["preset"]
-    _fit_rate(under, _get(tree.value, ("train", "global_batch_tokens")))
+    _scale_preset_lr(under, _get(tree.value, ("train", "global_batch_tokens")))
     _merge(under, (), tree.value, tree.origins)
     under.origins = {**tree.origins, **under.origins}
     under.origins.pop((*section, "preset"), None)
     return under
 
 
-def _fit_rate(preset: Tree, batch_tokens: Any) -> None:
+def _scale_preset_lr(preset: Tree, batch_tokens: Any) -> None:
     """Adapt a preset's learning rate to the batch of the recipe (``rate_of_batch``)."""
     lr = ("train", "optimizer", "lr")
     preset_tokens = _get(preset.value, ("train", "global_batch_tokens"))

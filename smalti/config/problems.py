@@ -1,6 +1,6 @@
 """Turns pydantic's validation errors into UserErrors: file and line, key, value, allowed values, the nearest key.
 
-All descriptions of allowed values come from the JSON Schema of the model.
+All descriptions of allowed values come from the JSON Schema of the config's class.
 """
 
 from collections.abc import Iterator, Mapping
@@ -51,8 +51,8 @@ class Problem:
 class Schema:
     """Looks up paths in the JSON Schema of a config model."""
 
-    def __init__(self, model: type[BaseModel]) -> None:
-        self._root = model.model_json_schema()
+    def __init__(self, config_class: type[BaseModel]) -> None:
+        self._root = config_class.model_json_schema()
         self._definitions: Mapping[str, Any] = self._root.get("$defs", {})
 
     def follow(self, path: Path) -> tuple[Path, dict[str, Any]]:
@@ -150,17 +150,17 @@ def _bounds(node: Mapping[str, Any]) -> str:
 
 
 def as_user_error(
-    error: ValidationError, model: type[BaseModel], value: Any, origins: Mapping[Path, str], label: str
+    error: ValidationError, config_class: type[BaseModel], value: Any, origins: Mapping[Path, str], label: str
 ) -> UserError:
     """Return one UserError with all problems of a validation, in the order of the file."""
-    schema = Schema(model)
+    schema = Schema(config_class)
     grouped: dict[Path, list[Any]] = {}
     for item in error.errors(include_url=False):
         path, _ = schema.follow(item["loc"])
         if item["type"] == "extra_forbidden":
             path = item["loc"]
         grouped.setdefault(path, []).append(item)
-    for path in _hollow(grouped):
+    for path in _lists_with_invalid_items(grouped):
         del grouped[path]
     problems = [_problem(schema, path, items[0], value, origins, label) for path, items in grouped.items()]
     if len(problems) == 1:
@@ -173,7 +173,7 @@ def as_user_error(
     return UserError("\n".join(lines))
 
 
-def _hollow(grouped: Mapping[Path, list[Any]]) -> list[Path]:
+def _lists_with_invalid_items(grouped: Mapping[Path, list[Any]]) -> list[Path]:
     """Return the lists that are too short only because invalid items do not count."""
     paths = [path for path, items in grouped.items() if items[0]["type"] == "too_short"]
     return [path for path in paths if any(len(other) > len(path) and other[: len(path)] == path for other in grouped)]

@@ -22,4 +22,4 @@ def load(recipe: str, *overrides: str) -> Loaded[RunConfig]:
 
     As for ``smalti train``, a recipe without a section ``model`` has that of ``init_from``.
     """
-    return _load(RunConfig, recipe, overrides, model_of=model_of)
+    return _load(RunConfig, recipe, overrides, origin_model=model_of)

@@ -8,7 +8,7 @@ from smalti.base import log
 from smalti.base.errors import UserError
 from smalti.config.run import JobConfig, RunConfig
 from smalti.distributed.group import world
-from smalti.track.report.continued import Change, percent, require_alike
+from smalti.track.report.continued import Change, percent, require_same_settings
 from smalti.track.report.read import read_run
 from smalti.train.loop import Hook, Job
 
@@ -42,7 +42,7 @@ class Forgetting(Hook):
 
     def _on_record(self, job: Job) -> tuple[dict[str, float], dict[str, float]]:
         run = read_run(job.folder.path)
-        require_alike(run, job.config.model_dump(mode="json"), list(self._retain))
+        require_same_settings(run, job.config.model_dump(mode="json"), list(self._retain))
         for row in run.rows:
             self._take(row["step"], row)
         for name in self._retain.keys() - self._before.keys():
@@ -85,7 +85,7 @@ class Forgetting(Hook):
                 continue
             change = Change(name, self._before[name], value, allowed_frac)
             before = self._warned.get(name, 0)
-            if change.bounds_passed > before:
+            if change.times_bound_exceeded > before:
                 changes.append(change)
-            self._warned[name] = max(before, change.bounds_passed) if change.bounds_passed else 0
+            self._warned[name] = max(before, change.times_bound_exceeded) if change.times_bound_exceeded else 0
         return changes

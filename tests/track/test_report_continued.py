@@ -36,13 +36,13 @@ def _run(folder: Path, *, step_0: bool = True, **config: Any) -> Path:
 def test_the_table_shows_what_was_kept_and_what_was_learned(tmp_path: Path) -> None:
     result = continued(read_run(_run(tmp_path / "r")))
     assert result is not None
-    assert result.words() == [
+    assert result.table_rows() == [
         ("old", "code", "1.3000", "1.3400", "+3.08 %", "+2 %", "worse than its bound"),
         ("new", "prose", "2.0000", "1.8000", "-10.00 %", "-", "learned"),
     ]
     halfway = continued(read_run(tmp_path / "r"), step=450)
     assert halfway is not None
-    assert (halfway.step, halfway.words()[0][-1]) == (300, "kept")
+    assert (halfway.step, halfway.table_rows()[0][-1]) == (300, "kept")
 
 
 def test_a_run_of_its_own_weights_or_without_step_0_has_no_such_section(tmp_path: Path) -> None:
@@ -61,7 +61,7 @@ def test_values_that_were_measured_otherwise_are_not_compared(tmp_path: Path) ->
     result = continued(read_run(folder))
     assert result is not None
     assert result.unlike == "data.seq_len 256 -> 512"
-    assert {words[-1] for words in result.words()} == {"not measured alike"}
+    assert {words[-1] for words in result.table_rows()} == {"not measured alike"}
     text = Path(write_report(folder)).read_text()
     assert "Not to be compared: data.seq_len 256 -&gt; 512" in text
     assert "Change of bits per byte" not in text
@@ -95,4 +95,4 @@ def test_the_report_and_runs_show_have_the_section(tmp_path: Path) -> None:
 )
 def test_verdicts(after: float, allowed: float | None, passed: float, verdict: str) -> None:
     change = Change("s", 1.0, after, allowed)
-    assert (change.bounds_passed, change.verdict) == (passed, verdict)
+    assert (change.times_bound_exceeded, change.verdict) == (passed, verdict)

@@ -123,16 +123,16 @@ def _text(expected: "Outlook") -> str:
     from smalti.plan.failures.setup import ASSUMED, CAUSES_SOURCE
 
     setup, shares = expected.setup, expected.shares
-    rate = f"{setup.failures_per_1000_gpu_days:.3g} for each 1,000 GPU-days"
+    rate_text = f"{setup.failures_per_1000_gpu_days:.3g} for each 1,000 GPU-days"
     if setup.failures_per_1000_gpu_days:
-        rate += f": {expected.failures_per_day:.3g} a day, one in {format_seconds(expected.mtbf_s)}"
-    lines = [("job", f"{setup.gpus:,} GPUs on {setup.nodes:,} nodes"), ("failures", rate)]
+        rate_text += f": {expected.failures_per_day:.3g} a day, one in {format_seconds(expected.mtbf_s)}"
+    lines = [("job", f"{setup.gpus:,} GPUs on {setup.nodes:,} nodes"), ("failures", rate_text)]
     if expected.failures is not None and expected.failures_interval is not None:
         few, many = expected.failures_interval
         lines.append(("", f"{expected.failures:,.0f} in the run (95% of runs: {few:,} to {many:,})"))
     lines.append(("checkpoint", _checkpoint_text(expected)))
-    between = expected.goodput_interval_frac
-    spread = f" ({format_frac(between[0])} to {format_frac(between[1])})" if between else ""
+    goodput_interval = expected.goodput_interval_frac
+    spread = f" ({format_frac(goodput_interval[0])} to {format_frac(goodput_interval[1])})" if goodput_interval else ""
     other = "without" if setup.failures_during_restart else "with"
     lines.append(("goodput", format_frac(shares.useful_frac) + spread))
     lines.append(("", f"{format_frac(expected.other_goodput_frac)} {other} failures during restarts"))

@@ -76,7 +76,7 @@ def _text(config: "RunConfig", device: "Hardware", gpus: int, result: "SearchRes
     names = (
         "layout",
         "rows",
-        "at most",
+        "max rows",
         "microbatches",
         "memory",
         "step",

@@ -12,7 +12,7 @@ from smalti.cost.params import count
 from smalti.plan.verify import verify
 from smalti.track.checkpoint_names import complete
 from smalti.track.listing import best_eval
-from smalti.track.report.continued import HEAD, continued
+from smalti.track.report.continued import COLUMNS, continued
 from smalti.track.report.read import RunRecord, get, read_run
 from smalti.track.report.words import event_words, score_words, whole_steps
 from smalti.track.report.worse import worse_in_stages
@@ -223,7 +223,7 @@ def _continued(run: RunRecord) -> dict[str, Any] | None:
 
 
 def _continued_text(result: dict[str, Any] | None) -> str:
-    return f"{result['title']}\n{table(HEAD, [heldout['words'] for heldout in result['sets']])}" if result else ""
+    return f"{result['title']}\n{table(COLUMNS, [heldout['words'] for heldout in result['sets']])}" if result else ""
 
 
 def _suite_text(suite: str, results: dict[str, Any]) -> str:

@@ -195,12 +195,12 @@ def _warn_of_worse(folder: "RunFolder") -> None:
 def _show_continued(folder: "RunFolder") -> None:
     """Print how the run changed the model that it started from."""
     from smalti.cli.tables import table
-    from smalti.track.report.continued import HEAD, continued
+    from smalti.track.report.continued import COLUMNS, continued
     from smalti.track.report.read import read_run
 
     result = continued(read_run(folder.path))
     if result is not None:
-        print(f"\n{result.title()}\n{table(HEAD, result.words())}", file=sys.stderr)
+        print(f"\n{result.title()}\n{table(COLUMNS, result.table_rows())}", file=sys.stderr)
 
 
 def _warn(*texts: str | None) -> None:

@@ -47,12 +47,12 @@ def origin_warnings(config: "RunConfig") -> list[str]:
 
 def _check_retained(config: "RunConfig") -> None:
     """Raise if a resumed run would measure data.retain differently from before its first step."""
-    from smalti.track.report.continued import require_alike
+    from smalti.track.report.continued import require_same_settings
     from smalti.track.report.read import read_run
     from smalti.track.run import RunFolder
 
     if config.data.retain and 0 < (RunFolder(config.run_folder).saved_step() or 0) < config.length.total_steps:
-        require_alike(read_run(config.run_folder), config.model_dump(mode="json"), list(config.data.retain))
+        require_same_settings(read_run(config.run_folder), config.model_dump(mode="json"), list(config.data.retain))
 
 
 def data_is_local(config: "RunConfig") -> bool:

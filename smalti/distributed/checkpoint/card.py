@@ -16,7 +16,7 @@ from smalti.config.run import RunConfig
 from smalti.cost.flops import FORMULA, train_flops_per_token
 from smalti.cost.params import count
 from smalti.data.sources.open import open_source, read_index
-from smalti.track.report.continued import HEAD, continued
+from smalti.track.report.continued import COLUMNS, continued
 from smalti.track.report.read import read_run
 from smalti.track.sinks.jsonl import read_metrics
 
@@ -86,7 +86,7 @@ def _shape_rows(config: RunConfig, dtype: str) -> list[tuple[str, str]]:
 
 def _continued(run: Path, step: int) -> list[str]:
     result = continued(read_run(run), step=step)
-    return [f"## Continued pretraining\n\n{result.title()}\n\n{_table(HEAD, result.words())}"] if result else []
+    return [f"## Continued pretraining\n\n{result.title()}\n\n{_table(COLUMNS, result.table_rows())}"] if result else []
 
 
 def _lengths(config: RunConfig) -> str:

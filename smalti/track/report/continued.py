@@ -15,8 +15,8 @@ import yaml
 from smalti.base.errors import UserError
 from smalti.track.report.read import RunRecord, get
 
-HEAD = ("domain", "held-out set", "before", "after", "change", "bound", "verdict")
-"""Column names of the rows of ``words``."""
+COLUMNS = ("domain", "held-out set", "before", "after", "change", "bound", "verdict")
+"""Column names of the rows of ``Continued.table_rows``."""
 _EVAL, _BITS = "metrics/eval/", "/bits_per_byte"
 
 
@@ -36,7 +36,7 @@ class Change:
         return self.after / self.before - 1 if math.isfinite(self.after) else math.inf
 
     @property
-    def bounds_passed(self) -> float:
+    def times_bound_exceeded(self) -> float:
         """Number of multiples of the bound exceeded: 0 up to the bound, 1 up to twice the bound, and so on."""
         if self.allowed_frac is None:
             return 0
@@ -47,7 +47,7 @@ class Change:
     def verdict(self) -> str:
         """``kept`` or ``worse than its bound`` for the old domain, ``learned`` or ``not better`` for the new."""
         if self.allowed_frac is not None:
-            return "worse than its bound" if self.bounds_passed else "kept"
+            return "worse than its bound" if self.times_bound_exceeded else "kept"
         return "learned" if self.worse_frac < 0 else "not better"
 
 
@@ -62,9 +62,9 @@ class Continued:
     unlike: str = ""
     """How the two measurements differ in their settings; not comparable unless empty."""
 
-    def words(self) -> list[tuple[str, ...]]:
-        """Return a row of the columns ``HEAD`` for each set."""
-        return [self._words(change) for change in self.changes]
+    def table_rows(self) -> list[tuple[str, ...]]:
+        """Return a row of the columns ``COLUMNS`` for each set."""
+        return [self._table_row(change) for change in self.changes]
 
     def title(self) -> str:
         """Return the title of the table, one line."""
@@ -79,14 +79,14 @@ class Continued:
                 "before": change.before,
                 "after": change.after if math.isfinite(change.after) else None,
                 "allowed_frac": change.allowed_frac,
-                "words": self._words(change),
+                "words": self._table_row(change),
             }
             for change in self.changes
         ]
         plain = {"init_from": self.init_from, "step": self.step, "unlike": self.unlike}
         return {"title": self.title(), **plain, "sets": sets}
 
-    def _words(self, change: Change) -> tuple[str, ...]:
+    def _table_row(self, change: Change) -> tuple[str, ...]:
         domain = "new" if change.allowed_frac is None else "old"
         bound = "-" if change.allowed_frac is None else f"+{change.allowed_frac * 100:.3g} %"
         moved, verdict = ("-", "not measured alike") if self.unlike else (percent(change.worse_frac), change.verdict)
@@ -109,7 +109,7 @@ def continued(run: RunRecord, *, step: int | None = None) -> Continued | None:
         at = max(at, int(newest))
         changes.append(Change(name, before, values[newest], retain.get(name)))
     changes.sort(key=lambda change: change.allowed_frac is None)
-    unlike = unlikeness(first, last, [change.name for change in changes])
+    unlike = settings_difference(first, last, [change.name for change in changes])
     return Continued(str(source), at, tuple(changes), unlike) if changes else None
 
 
@@ -127,7 +127,7 @@ def config_at(run: RunRecord, step: int | None) -> Mapping[str, Any]:
     return config if isinstance(config, dict) else {}
 
 
-def unlikeness(before: Mapping[str, Any], after: Mapping[str, Any], names: list[str]) -> str:
+def settings_difference(before: Mapping[str, Any], after: Mapping[str, Any], names: list[str]) -> str:
     """Return how two measurements of these held-out sets differ in settings: ``data.seq_len 256 -> 512``, or empty."""
     keys = ["data.seq_len", "train.eval_tokens", *(f"data.heldout.{name}" for name in names)]
     return ", ".join(
@@ -135,9 +135,9 @@ def unlikeness(before: Mapping[str, Any], after: Mapping[str, Any], names: list[
     )
 
 
-def require_alike(run: RunRecord, config: Mapping[str, Any], names: list[str]) -> None:
+def require_same_settings(run: RunRecord, config: Mapping[str, Any], names: list[str]) -> None:
     """Raise UserError where ``config`` would measure these held-out sets differently from before the first step."""
-    unlike = unlikeness(config_at(run, 0), config, names)
+    unlike = settings_difference(config_at(run, 0), config, names)
     if unlike:
         raise UserError(
             f"data.retain compares with the measurement before the first step, which had other settings: {unlike}",

@@ -8,7 +8,7 @@ from typing import Any
 
 from smalti.base.units import format_count, format_flops, format_frac, format_seconds
 from smalti.track.report import curves
-from smalti.track.report.continued import HEAD, continued
+from smalti.track.report.continued import COLUMNS, continued
 from smalti.track.report.html import document, row, table, wide_and_narrow
 from smalti.track.report.machine import machine_charts
 from smalti.track.report.read import EvalRun, RunRecord
@@ -99,11 +99,11 @@ def _continued(run: RunRecord) -> str:
     comparison = continued(run)
     if comparison is None:
         return ""
-    kinds = dict(zip(HEAD, ("k", "k v", "n", "n", "n v", "n", "k"), strict=True))
+    kinds = dict(zip(COLUMNS, ("k", "k v", "n", "n", "n v", "n", "k"), strict=True))
     columns = tuple(kinds.items())
     wide, narrow = (curves.continued_chart(run, comparison, width=width) for width in (1040, _NARROW))
     chart = f"<figure>{wide_and_narrow(wide, narrow)}</figure>" if wide and narrow else ""
-    rows = "".join(row(columns, words) for words in comparison.words())
+    rows = "".join(row(columns, words) for words in comparison.table_rows())
     return f'<h2>Continued pretraining</h2><p class="note">{escape(comparison.title())}</p>{chart}' + table(
         columns, rows
     )
