@@ -384,19 +384,18 @@ def _end(job: Job, stop: Stop) -> None:
 
 def _data_metrics(job: Job) -> dict[str, float]:
     """Return the tokens of each source, the epochs of the largest, and the counts of fetching."""
-    by_source = getattr(job.batches, "tokens_by_source", None)
-    tokens = {} if by_source is None else by_source(job.state.step)
-    epochs = getattr(job.batches, "epochs", None)
-    fetched = _fetch_counts(job)
+    batches, step = job.batches, job.state.step
+    if not isinstance(batches, TokenBatches):
+        return {}
+    fetched = batches.fetch_counts()
     if not fetched["requests"] + fetched["cache_hits"]:
         fetched = {}
     return {
-        **({} if epochs is None else {"time/epoch": epochs(job.state.step)}),
-        **{f"data/mix/{name}/tokens": float(n) for name, n in tokens.items()},
+        "time/epoch": batches.epochs(step),
+        **{f"data/mix/{name}/tokens": float(n) for name, n in batches.tokens_by_source(step).items()},
         **{f"data/fetch/{name}": amount for name, amount in fetched.items()},
     }
 
 
 def _fetch_counts(job: Job) -> dict[str, float]:
-    counts = getattr(job.batches, "fetch_counts", None)
-    return Counts().as_dict() if counts is None else counts()
+    return job.batches.fetch_counts() if isinstance(job.batches, TokenBatches) else Counts().as_dict()
