@@ -28,7 +28,7 @@ import numpy as np
 import yaml
 from record import RecordOption, record
 
-from smalti.base.env import cpu_count
+from smalti.base.machine import cpu_count
 from smalti.config.hardware import Hardware, hardware
 from smalti.config.load import from_dict
 from smalti.config.run import RunConfig

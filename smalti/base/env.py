@@ -7,7 +7,6 @@ import os
 import re
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any
 
 from smalti.base import slurm
 from smalti.base.errors import UserError
@@ -198,28 +197,9 @@ def user_folder() -> str:
     return os.environ.get("SMALTI_HOME", os.path.join(os.path.expanduser("~"), ".smalti"))
 
 
-def without_home(value: Any) -> Any:
-    """Return a JSON value with home folders replaced by ``~``."""
-    if isinstance(value, dict):
-        return {key: without_home(child) for key, child in value.items()}
-    if isinstance(value, list):
-        return [without_home(child) for child in value]
-    if not isinstance(value, str):
-        return value
-    home = os.path.expanduser("~")
-    if len(home) > 1:
-        value = re.sub(rf"{re.escape(home)}(?![\w.-])", "~", value)
-    return re.sub(r"/(?:home|Users)/[^/\s]+", "~", value)
-
-
 def attempt_is_open() -> bool:
     """Return whether Smalti's agent started this rank, and so has opened the run folder and counted the attempt."""
     return "SMALTI_ATTEMPT" in os.environ
-
-
-def cpu_count() -> int:
-    """Return the number of CPU cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 _TRACKER_NAMES = (

@@ -47,7 +47,7 @@ def env(
 
     Environment variables are listed by name, with values only where they cannot be secret; the home folder is ~.
     """
-    from smalti.base.env import without_home
+    from smalti.base.machine import without_home
     from smalti.cli.tables import print_json
 
     facts = without_home(gather(torch=not no_torch))

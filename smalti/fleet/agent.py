@@ -13,9 +13,9 @@ from types import FrameType
 from typing import Any, Self
 
 from smalti.base import clock
-from smalti.base.env import cpu_count
 from smalti.base.errors import ExitCode, RetryableError
 from smalti.base.log import get
+from smalti.base.machine import cpu_count
 from smalti.fleet.launch.local import LOST_PEER, Rank, free_port, start
 from smalti.track.events import EventLog
 from smalti.track.out_of_memory import describe, happened

@@ -14,7 +14,7 @@ from typing import Any
 import psutil
 
 from smalti.base.cgroup import cgroup, memory_limit_bytes
-from smalti.base.env import cpu_count
+from smalti.base.machine import cpu_count
 from smalti.track.provenance import cpu_name
 
 _FLAGS = ("avx2", "avx512f", "avx512_bf16", "avx512_fp16", "amx_bf16", "amx_tile", "asimd", "bf16", "sve")

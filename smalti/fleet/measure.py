@@ -14,8 +14,9 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from smalti.base.env import child_environment, cpu_count
+from smalti.base.env import child_environment
 from smalti.base.errors import SmaltiError, UserError
+from smalti.base.machine import cpu_count
 from smalti.config.hardware import Hardware
 from smalti.config.measured import Format, Measured
 from smalti.fleet.machine import cpu, memory

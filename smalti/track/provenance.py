@@ -12,7 +12,7 @@ from typing import Any
 import smalti
 from smalti.base import store
 from smalti.base.clock import utc_text
-from smalti.base.env import cpu_count
+from smalti.base.machine import cpu_count
 from smalti.track.attempts import attempts, log_folder
 from smalti.track.packages import package_versions
 

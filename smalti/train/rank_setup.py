@@ -6,10 +6,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from smalti.base import env, log
+from smalti.base import log
 from smalti.base.env import World
 from smalti.base.errors import UserError
 from smalti.base.hashing import digest_json
+from smalti.base.machine import cpu_count
 from smalti.config.durations import to_seconds
 from smalti.config.hardware import hardware_of_driver
 from smalti.config.identity import identity
@@ -71,7 +72,7 @@ def _require_data_axes_only(layout: Layout) -> None:
 
 def _set_threads(config: JobConfig, world: World) -> int:
     wanted = config.train.parallel.threads
-    threads = wanted if isinstance(wanted, int) else max(1, env.cpu_count() // world.local_world_size)
+    threads = wanted if isinstance(wanted, int) else max(1, cpu_count() // world.local_world_size)
     torch.set_num_threads(threads)
     return threads
 

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from smalti.base import env
+from smalti.base import env, machine
 from smalti.base.errors import UserError
 
 NAMES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "SMALTI_ATTEMPT", "TORCHELASTIC_RESTART_COUNT")
@@ -103,7 +103,7 @@ def test_our_own_names(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_cpu_count_is_what_this_process_may_use() -> None:
-    assert 1 <= env.cpu_count() <= (os.cpu_count() or 1)
+    assert 1 <= machine.cpu_count() <= (os.cpu_count() or 1)
 
 
 def test_an_empty_variable_of_a_store_counts_as_not_set(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from smalti.base.env import without_home
+from smalti.base.machine import without_home
 from smalti.cli.env import variables
 from smalti.cli.main import run as smalti
 from smalti.fleet import machine

@@ -41,7 +41,7 @@ def measure(save: str | None, threads: int | None, device: Literal["cpu", "cuda"
 
 def measure_for(config: "RunConfig") -> "Hardware":
     """Measure this machine's CPU in the number format and with the threads of a run, with progress on stderr."""
-    from smalti.base.env import cpu_count
+    from smalti.base.machine import cpu_count
     from smalti.fleet.measure import measured_machine
 
     parallel = config.train.parallel

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from smalti.base import clock, store
-from smalti.base.env import without_home
+from smalti.base.machine import without_home
 from smalti.config.show import flatten
 from smalti.config.yaml_lines import parse, to_yaml
 from smalti.track.attempts import attempts, log_folder
