@@ -123,7 +123,8 @@ def _upload(run: str, results: dict[str, Any]) -> None:
     """Upload scores as metrics at the model's step, and the folder of results, to the run's tracker."""
     from smalti.track.trackers import publish
 
-    suite, folder = results["suite"], Path(results["folder"])
+    suite = results["suite"]
+    folder = Path(results["folder"])
     scores = {
         f"evals/{suite}/{task.replace('/', '.')}/{score['metric']}": float(score["value"])
         for task, score in results["tasks"].items()

@@ -182,7 +182,8 @@ def _from_system(error: OSError) -> SmaltiError | None:
 
     from smalti.base.disk import reason
 
-    path, why = error.filename, os.strerror(error.errno) if error.errno else ""
+    path = error.filename
+    why = os.strerror(error.errno) if error.errno else ""
     place = os.fsdecode(path) if isinstance(path, (str, bytes)) else None
     if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EFBIG):
         what = "the disk fails" if error.errno == errno.EIO else "the disk is full"

@@ -61,7 +61,8 @@ class ParallelConfig(Config):
     @model_validator(mode="after")
     def _options_have_an_effect(self) -> Self:
         for option, axis in (("dispatch", "expert"), ("context", "sequence"), ("pipeline_schedule", "pipeline")):
-            value, default = getattr(self, option), type(self).model_fields[option].default
+            value = getattr(self, option)
+            default = type(self).model_fields[option].default
             if value != default and getattr(self, axis) == 1:
                 raise NotAllowed(
                     f"train.parallel.{option}={value} has no effect with train.parallel.{axis}=1",

@@ -242,7 +242,8 @@ def sharded(
         load()
     elif not resumes and own_model is None:
         assert isinstance(config, RunConfig)
-        described, seed = config.model, config.seed
+        described = config.model
+        seed = config.seed
         fsdp.materialize(model, device, lambda name, shape: draw(name, shape, described, seed))
     return model
 

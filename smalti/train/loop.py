@@ -265,8 +265,10 @@ class _Loop:
         self._warned_s = clock.now_s()
         step = self.job.state.step
         log.get("train").warning("step %d waited %.1f s for its data", step, wait_s)
+        batches = self.job.batches
+        counts = batches.fetch_counts() if isinstance(batches, TokenBatches) else Counts().as_dict()
         # replaces the count wait_s, the sum over threads, by the wait of this step
-        self.job.events.write("data_slow", step=step, **{**_fetch_counts(self.job), "wait_s": round(wait_s, 3)})
+        self.job.events.write("data_slow", step=step, **{**counts, "wait_s": round(wait_s, 3)})
 
     def _evaluate(self) -> None:
         job = self.job
@@ -395,7 +397,3 @@ def _data_metrics(job: Job) -> dict[str, float]:
         **{f"data/mix/{name}/tokens": float(n) for name, n in batches.tokens_by_source(step).items()},
         **{f"data/fetch/{name}": amount for name, amount in fetched.items()},
     }
-
-
-def _fetch_counts(job: Job) -> dict[str, float]:
-    return job.batches.fetch_counts() if isinstance(job.batches, TokenBatches) else Counts().as_dict()

@@ -164,7 +164,9 @@ def n_bytes(value: Any) -> int:
 
     Each object counts once, and those without a size as 0.
     """
-    total, seen, left = 0, set[int](), [value]
+    total = 0
+    seen = set[int]()
+    left = [value]
     while left:
         item = left.pop()
         if id(item) in seen:

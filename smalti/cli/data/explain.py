@@ -157,7 +157,8 @@ def _step(
     rows: list[int] | None
     if position is not None:
         place = explanation.place(position)
-        index, rows = place.step, [place.row]
+        index = place.step
+        rows = [place.row]
     else:
         assert step is not None
         index = step - 1

@@ -82,7 +82,8 @@ def known_sources(config: "RunConfig", n_tokens: Mapping[str, int]) -> dict[str,
         if name not in n_tokens:
             counts[name] = _from_folder(config, name)
             continue
-        n, width = n_tokens[name], layout.token_bytes_for(config.model.vocab_size)
+        n = n_tokens[name]
+        width = layout.token_bytes_for(config.model.vocab_size)
         files, rest = divmod(n, _BY_HAND_FILE_TOKENS)
         counts[name] = SourceCounts(
             name,
@@ -101,7 +102,8 @@ def _from_folder(config: "RunConfig", name: str) -> "SourceCounts":
     from smalti.data.sources.open import open_source, read_index
 
     source_config = config.data.sources[name]
-    fetch, tokenizer = config.data.fetch, config.data.tokenizer
+    fetch = config.data.fetch
+    tokenizer = config.data.tokenizer
     try:
         index = read_index(source_config, fetch, tokenizer=tokenizer)
         source = open_source(source_config, index, fetch, tokenizer=tokenizer)

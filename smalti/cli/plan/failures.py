@@ -78,7 +78,8 @@ def setup_from(words: Sequence[str]) -> "Setup":
     from smalti.plan.failures.setup import LIMITS, NAMES, setup_of
     from smalti.plan.quantities import parse_pairs, require_known
 
-    of_causes, plain = {}, []
+    of_causes = {}
+    plain = []
     for word in words:
         name, dot, cause = word.partition("=")[0].strip().partition(".")
         if not dot:
@@ -163,7 +164,8 @@ def _text(expected: "Outlook") -> str:
 def _checkpoint_text(expected: "Outlook") -> str:
     from smalti.base.units import format_seconds
 
-    setup, used = expected.setup, format_seconds(expected.interval_s)
+    setup = expected.setup
+    used = format_seconds(expected.interval_s)
     stall = f"a stall of {format_seconds(setup.checkpoint_stall_s)} every {used} of work"
     if expected.optimal_s is None:
         return stall

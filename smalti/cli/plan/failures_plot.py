@@ -50,7 +50,8 @@ def _best(expected: "Outlook", low_s: float, high_s: float) -> list[tuple[float,
     """Return (optimal interval, its goodput) for other numbers of GPUs, within the plot; empty without an optimum."""
     from smalti.plan.failures.goodput import goodput_frac, optimal_s
 
-    setup, points = expected.setup, []
+    setup = expected.setup
+    points = []
     if expected.optimal_s is None:
         return []
     for power in range(-16, 17):
@@ -67,8 +68,10 @@ def _by_gpus(expected: "Outlook") -> str:
     from smalti.plan.failures.rates import failure_rate
     from smalti.plan.failures.reliability import goodput_at
 
-    setup, rate_of_job = expected.setup, expected.setup.failures_per_1000_gpu_days
-    low, high = min(64, setup.gpus), max(_MAX_GPUS, setup.gpus)
+    setup = expected.setup
+    rate_of_job = expected.setup.failures_per_1000_gpu_days
+    low = min(64, setup.gpus)
+    high = max(_MAX_GPUS, setup.gpus)
     x = [float(round(low * (high / low) ** (i / (_POINTS - 1)))) for i in range(_POINTS)]
     rates = {f"{rate_of_job:.3g} failures in 1,000 GPU-days": rate_of_job}
     for name in ("dbrx", "llama-3", "ft-hsdp"):

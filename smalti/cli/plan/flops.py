@@ -120,7 +120,8 @@ def _text(shape: "ModelConfig", result: dict[str, Any], rows: list[dict[str, Any
     head = ["convention", "FLOPs/token", "of exact", *["MFU"] * with_mfu, *["HFU"] * (with_mfu and again)]
     lines = []
     for row in rows:
-        flops, line = row["flops_per_token"], [row["name"]]
+        flops = row["flops_per_token"]
+        line = [row["name"]]
         line += ["-", "-"] if flops is None else [format_flops(flops), f"{flops / exact:.3f}"]
         line += ["-" if row["mfu"] is None else format_frac(row["mfu"])] * with_mfu
         line += ["-" if row["hfu"] is None else format_frac(row["hfu"])] * (with_mfu and again)

@@ -95,7 +95,8 @@ def _fit_json(config: "RunConfig", device: "Hardware") -> dict[str, Any]:
 
     from smalti.cost.memory.fit import largest_microbatch, memory_fixes
 
-    capacity, kind = device.available_memory_bytes, _kind(device)
+    capacity = device.available_memory_bytes
+    kind = _kind(device)
     return {
         "device": device.name,
         "device_memory_bytes": capacity,

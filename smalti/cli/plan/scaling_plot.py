@@ -39,10 +39,12 @@ def _mfu(curves: dict[str, "Curve"]) -> str:
     from smalti.base.chart import Cross, Series, line_chart
     from smalti.base.units import format_frac
 
-    lines, crosses = [], []
+    lines = []
+    crosses = []
     for kind, curve in curves.items():
         predictions = [point.prediction for point in curve.points if point.prediction.mfu is not None]
-        x, colour = [float(prediction.gpus) for prediction in predictions], _COLOURS[kind]
+        x = [float(prediction.gpus) for prediction in predictions]
+        colour = _COLOURS[kind]
         lines.append(Series(_LABELS[kind], x, [prediction.mfu or 0.0 for prediction in predictions], colour=colour))
         if kind == "dense":
             continue

@@ -104,7 +104,8 @@ def _text(name: str, plan: "Tuned", rows: list[dict[str, Any]], gpu: str | None)
     from smalti.base.units import format_bytes, format_count, format_frac
     from smalti.cli.tables import pairs, table
 
-    tuning, memory = plan.tuning, plan.on(1).to_json()
+    tuning = plan.tuning
+    memory = plan.on(1).to_json()
     share = format_frac(plan.trainable / plan.params)
     how = f", rank {plan.rank} on {', '.join(plan.targets)}" if tuning.adapts else ""
     unit = "pairs" if tuning.rows > tuning.microbatch else "rows"

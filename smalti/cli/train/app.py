@@ -240,7 +240,8 @@ def _as_rank(loaded: "Loaded[RunConfig]", *, fork: bool, trial: int | None) -> i
     from smalti.fleet.launch.local import LOST_PEER
     from smalti.track.run import RunFolder
 
-    place, file = world(), None
+    place = world()
+    file = None
     if attempt_is_open():
         config = loaded.config
         folder = RunFolder.join(config.run_folder, place.attempt)
@@ -294,7 +295,8 @@ def _of_world(loaded: "Loaded[RunConfig]", ranks: int) -> "Loaded[RunConfig]":
     """Return the config with the launcher's number of ranks, which is run and recorded."""
     from smalti.base.env import world
 
-    config, place = loaded.config, world()
+    config = loaded.config
+    place = world()
     wanted = config.train.parallel.ranks
     if wanted == ranks:
         return loaded

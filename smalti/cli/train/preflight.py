@@ -128,7 +128,8 @@ def _check_files(config: "RunConfig") -> None:
     """Raise for a missing list of takedowns, and for a cache folder that cannot be used."""
     from smalti.base import store
 
-    takedowns, cache = config.data.takedowns, config.data.fetch.cache
+    takedowns = config.data.takedowns
+    cache = config.data.fetch.cache
     if takedowns is not None and store.is_local(takedowns) and not Path(takedowns).is_file():
         raise DataError(
             f"data.takedowns = {takedowns} is not a file (seen from {Path.cwd()})",
@@ -254,7 +255,8 @@ def _origin_lines(config: "RunConfig") -> list[str]:
 
 def _order_lines(config: "RunConfig", checked: "Inputs") -> list[str]:
     """Return the settings that differ from the default and change the order in which tokens are read."""
-    data, lines = config.data, []
+    data = config.data
+    lines = []
     if len(data.stages) > 1 or data.stages[0].seq_len is not None:
         begins = [0, *(config.length.step_at(stage.until) for stage in data.stages[:-1])]
         lines += [

@@ -82,7 +82,8 @@ def rehearsal_json(config: "RunConfig", *, gpu: str | None = None) -> dict[str, 
 def rehearsal_lines(config: "RunConfig", *, gpu: str | None = None) -> list[str]:
     """Return the figures of ``rehearsal_json`` as tables, in lines of the dry run."""
     setting = _setting(config, gpu)
-    planned, rehearsal = _memory(setting), None
+    planned = _memory(setting)
+    rehearsal = None
     if setting.layout.world_size > 1:
         rehearsal = _rehearsal(setting)
     peak = rehearsal.peak_bytes if rehearsal else planned.tensors_bytes
@@ -212,7 +213,8 @@ def _needed(setting: _Setting, peak_bytes: int, planned: "Memory") -> int:
     and only the planner counts them: for these the larger of both peaks is used."""
     from smalti.cost.memory.rank import Assumed
 
-    assumed, parallel = Assumed(), setting.config.train.parallel
+    assumed = Assumed()
+    parallel = setting.config.train.parallel
     if setting.kind != "cuda":
         return peak_bytes
     if setting.config.model.moe is not None and parallel.compile is not False and setting.layout.expert == 1:

@@ -128,7 +128,8 @@ def tail_frac(steps: int) -> float:
 
 def _configs(runs: Sequence[RunRecord]) -> tuple[dict[str, list[Any]], dict[str, list[Any]], list[str]]:
     """Return the differences in identity and in placement, and notes. ``name`` is left out, as it heads the columns."""
-    loaded, notes = [], []
+    loaded = []
+    notes = []
     for run in runs:
         try:
             loaded.append(from_dict(RunConfig, run.config).config)
