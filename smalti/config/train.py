@@ -132,8 +132,8 @@ class TrainConfig(LengthConfig):
     def _microbatch_fits_the_batch(self) -> Self:
         largest = max(self.global_batch_tokens, *(part.global_batch_tokens for part in self.batch_ramp), 0)
         if isinstance(self.microbatch_tokens, int) and self.microbatch_tokens > largest:
-            most = "the largest batch" if self.batch_ramp else "global_batch_tokens"
-            raise ValueError(f"microbatch_tokens={self.microbatch_tokens} is more than {most}={largest}")
+            limit = "the largest batch" if self.batch_ramp else "global_batch_tokens"
+            raise ValueError(f"microbatch_tokens={self.microbatch_tokens} is more than {limit}={largest}")
         if self.microbatch_trial is True and self.microbatch_tokens != "auto":
             raise NotAllowed(
                 f"microbatch_trial=true has no effect with microbatch_tokens={self.microbatch_tokens}",

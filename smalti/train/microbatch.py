@@ -48,9 +48,9 @@ def memory_of(device: torch.device, world: World) -> float:
         memory_bytes = float(torch.cuda.get_device_properties(device).total_memory)
     else:
         memory_bytes = tensor_bytes_on_cpu(main_memory_bytes(), world.local_world_size)
-    least = torch.tensor(memory_bytes, dtype=torch.float64)
-    dist.all_reduce(least, op=dist.ReduceOp.MIN)
-    return float(least)
+    min_bytes = torch.tensor(memory_bytes, dtype=torch.float64)
+    dist.all_reduce(min_bytes, op=dist.ReduceOp.MIN)
+    return float(min_bytes)
 
 
 # ---- the trial ------------------------------------------------------------------------------------------------------

@@ -145,8 +145,8 @@ def _traced(
         dist.all_reduce(torch.zeros(VOTES, dtype=torch.int32))  # the vote of the loop
         train_step(state, microbatches, _with_phases(loss, live, forward_ends))
         named.after(state)
-    most, peak, at_peak, left = _figures(live, forward_ends)
-    whole = {name: most.get(name, 0) for name in PARTS}
+    peaks, peak, at_peak, left = _figures(live, forward_ends)
+    whole = {name: peaks.get(name, 0) for name in PARTS}
     tensors = job.tensors_of(state).values()
     with torch.device("meta"):
         params = sum(parameter.numel() for parameter in Decoder(config.model).parameters())
@@ -355,17 +355,18 @@ def _kind(storage: Storage) -> str:
 
 def _figures(live: LiveBytes, forward_ends: Sequence[int]) -> tuple[dict[str, int], int, dict[str, int], int]:
     """Return the maximum of each category, the peak, its categories, and the most activations after a forward pass."""
-    now, most = Counter[str](), dict[str, int]()
+    current = Counter[str]()
+    peaks: dict[str, int] = {}
     total = peak = left = 0
     at_peak: dict[str, int] = {}
     ends = set(forward_ends)
     for place, (_, storage, change) in enumerate(live.events(), start=1):
         kind = _kind(storage)
-        now[kind] += change
+        current[kind] += change
         total += change
-        most[kind] = max(most.get(kind, 0), now[kind])
+        peaks[kind] = max(peaks.get(kind, 0), current[kind])
         if total > peak:
-            peak, at_peak = total, dict(now)
+            peak, at_peak = total, dict(current)
         if place in ends:
-            left = max(left, now["activations"])
-    return most, peak, {name: at_peak.get(name, 0) for name in PARTS}, left
+            left = max(left, current["activations"])
+    return peaks, peak, {name: at_peak.get(name, 0) for name in PARTS}, left

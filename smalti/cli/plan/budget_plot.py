@@ -109,7 +109,9 @@ def _best(law: "Law", flops: float, served: float = 0.0) -> tuple[float, float]:
     """Return the active parameters and tokens that are optimal for ``flops`` of training."""
     from smalti.plan.laws.bisect import root
 
-    active = math.exp(root(lambda x: law.balance(math.exp(x), flops / 6 / math.exp(x), served), 0.0, law.most))
+    active = math.exp(
+        root(lambda x: law.balance(math.exp(x), flops / 6 / math.exp(x), served), 0.0, law.max_log_active)
+    )
     return active, flops / 6 / active
 
 

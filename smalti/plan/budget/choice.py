@@ -15,7 +15,7 @@ from smalti.plan.laws.fits import Fit
 from smalti.plan.quantities import Quantity, format_number
 
 _ALL = ("params", "active_params", "tokens")
-_LEAST, _MOST = math.log(1e-3), math.log(1e40)
+_MIN_LOG, _MAX_LOG = math.log(1e-3), math.log(1e40)
 
 
 @dataclass(frozen=True)
@@ -66,13 +66,13 @@ class Law:
             except UserError:
                 return math.inf
 
-        active = math.exp(root(balance_at, 0.0, self.most))
+        active = math.exp(root(balance_at, 0.0, self.max_log_active))
         return active, self.tokens_for_loss(active, target)
 
     @property
-    def most(self) -> float:
+    def max_log_active(self) -> float:
         """Logarithm of the largest number of active parameters that the law covers."""
-        return _MOST if self.experts is None else math.log(laws.CLARK_PARAMS_MAX)
+        return _MAX_LOG if self.experts is None else math.log(laws.CLARK_PARAMS_MAX)
 
     def check_loss(self, target: Quantity, active: float, tokens: float) -> str | None:
         """Return a note if ``target`` differs from the law inside its interval. Raises UserError if outside."""
@@ -174,8 +174,8 @@ def _at(point: tuple[float, float], direction: tuple[float, float], t: float) ->
 def _ends(law: Law, point: tuple[float, float], direction: tuple[float, float]) -> tuple[float, float]:
     """Return the range of t in which both quantities stay within their bounds."""
     low, high = -1e3, 1e3
-    for at, step, most in zip(point, direction, (law.most, _MOST), strict=True):
+    for at, step, maximum in zip(point, direction, (law.max_log_active, _MAX_LOG), strict=True):
         if step:
-            first, last = sorted(((_LEAST - at) / step, (most - at) / step))
+            first, last = sorted(((_MIN_LOG - at) / step, (maximum - at) / step))
             low, high = max(low, first), min(high, last)
     return low, high

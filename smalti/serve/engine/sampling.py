@@ -16,7 +16,7 @@ from torch import Tensor
 from smalti.base.errors import DataError, UserError
 from smalti.base.rng import derive_key
 
-LEAST_TEMPERATURE = 1e-3
+MIN_TEMPERATURE = 1e-3
 """Below it, differences in the last digits of fp32 logits decide alone: that is greedy, which 0 asks for."""
 MAX_LOGPROBS = 100
 """Most likeliest tokens that may be requested at each position."""
@@ -61,8 +61,8 @@ class SamplingParams:
             ),
             (
                 "temperature",
-                self.temperature == 0 or LEAST_TEMPERATURE <= self.temperature < float("inf"),
-                f"0 (the likeliest token), or {LEAST_TEMPERATURE} or more",
+                self.temperature == 0 or MIN_TEMPERATURE <= self.temperature < float("inf"),
+                f"0 (the likeliest token), or {MIN_TEMPERATURE} or more",
             ),
             ("top_p", 0 < self.top_p <= 1, "above 0, at most 1"),
             ("top_k", self.top_k >= 0, "0 (no bound) or more"),

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from smalti.base.errors import UserError, missing_extra
 from smalti.serve.folders import ModelFolder
 
-LEAST_KEY_CHARACTERS = 16
+MIN_KEY_CHARACTERS = 16
 
 
 @dataclass(frozen=True)
@@ -45,10 +45,10 @@ class Options:
         for name, value, holds, allowed in bounds:
             if not holds:
                 raise UserError(f"{name} {value:g}", allowed=allowed)
-        if self.key is not None and (len(self.key) < LEAST_KEY_CHARACTERS or not self.key.isascii()):
+        if self.key is not None and (len(self.key) < MIN_KEY_CHARACTERS or not self.key.isascii()):
             raise UserError(
                 f"the key has {len(self.key)} characters",
-                allowed=f"{LEAST_KEY_CHARACTERS} or more, all of them ASCII",
+                allowed=f"{MIN_KEY_CHARACTERS} or more, all of them ASCII",
                 hint="python -c 'import secrets; print(secrets.token_urlsafe(32))' > key.txt",
             )
 

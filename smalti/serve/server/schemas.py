@@ -11,7 +11,7 @@ from typing import Annotated, Any, ClassVar, Literal, TypeVar
 from fastapi import Request
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
-from smalti.serve.engine.sampling import LEAST_TEMPERATURE
+from smalti.serve.engine.sampling import MIN_TEMPERATURE
 from smalti.serve.server.errors import ApiError, unsupported
 
 MAX_STOPS = 16
@@ -98,8 +98,8 @@ class _GenerationRequest(_Body):
     @field_validator("temperature")
     @classmethod
     def _not_nearly_zero(cls, value: float | None) -> float | None:
-        if value is not None and 0 < value < LEAST_TEMPERATURE:
-            raise ValueError(f"{value} is neither 0 (the likeliest token) nor {LEAST_TEMPERATURE} or more")
+        if value is not None and 0 < value < MIN_TEMPERATURE:
+            raise ValueError(f"{value} is neither 0 (the likeliest token) nor {MIN_TEMPERATURE} or more")
         return value
 
     def longest(self) -> int | None:

@@ -9,7 +9,7 @@ from typing import Any
 from smalti.data.tokenizer.tokenizer import StreamDecoder, Tokenizer
 from smalti.serve.engine.request import TokenScore
 
-LEAST = -9999.0
+MIN_LOGPROB = -9999.0
 """Replaces minus infinity, which JSON has no number for (OpenAI's choice)."""
 
 Placed = tuple[TokenScore, int]
@@ -104,4 +104,4 @@ def _tops(token: TokenScore, tokenizer: Tokenizer) -> dict[str, float | None] | 
 
 
 def _finite(logprob: float | None) -> float | None:
-    return None if logprob is None else max(logprob, LEAST)
+    return None if logprob is None else max(logprob, MIN_LOGPROB)

@@ -188,15 +188,15 @@ def _at_tokens(runs: Sequence[RunRecord]) -> Table | None:
     ends = [run.last("time/token") for run in runs]
     if any(end is None for end in ends) or len({_tokens_a_step(run) for run in runs}) == 1:
         return None
-    most = min(end for end in ends if end is not None)
-    first = most * (1 - tail_frac(int(most / max(map(_tokens_a_step, runs)))))
+    end_tokens = min(end for end in ends if end is not None)
+    first = end_tokens * (1 - tail_frac(int(end_tokens / max(map(_tokens_a_step, runs)))))
     curves = [_curve(run) for run in runs]
     # No more spans than the run of the largest batch has steps there: a step in two spans would count as two.
-    n_spans = max(1, min(_BINS, *(sum(first < tokens <= most for tokens, _ in curve) for curve in curves)))
-    edges = [first + (most - first) * place / n_spans for place in range(n_spans + 1)]
+    n_spans = max(1, min(_BINS, *(sum(first < tokens <= end_tokens for tokens, _ in curve) for curve in curves)))
+    edges = [first + (end_tokens - first) * place / n_spans for place in range(n_spans + 1)]
     spans = [_over_tokens(curve, edges) for curve in curves]
     rows = {_LOSS: [_same_places(spans[0], after, "spans of tokens") for after in spans[1:]]}
-    return Table(f"at {most:.4g} tokens (loss: mean over the tokens from {first:.4g} on)", rows)
+    return Table(f"at {end_tokens:.4g} tokens (loss: mean over the tokens from {first:.4g} on)", rows)
 
 
 def _at_end(runs: Sequence[RunRecord]) -> Table | None:

@@ -17,7 +17,7 @@ _BATCHES = 10
 _T = 2.262157
 """Student's t for 95 % and the 9 degrees of freedom of ten batch means."""
 _CLEAR = 3
-_LEAST = 2 * _BATCHES
+_MIN_POINTS = 2 * _BATCHES
 """Fewest independent points for batch means: with fewer their error rate exceeds 5 % (docs/log.md)."""
 
 
@@ -70,9 +70,9 @@ def of_curves(before: Sequence[float], after: Sequence[float], *, what: str) -> 
     means = [sum(side) / len(pairs) for side in sides]
     differences = [b - a for a, b in pairs]
     unknown = Difference(means[0], means[1], how=f"{len(pairs)} {what}", why_not=f"too few {what} to tell")
-    if len(differences) < _LEAST:
+    if len(differences) < _MIN_POINTS:
         return unknown
-    if _independent(differences) >= _LEAST:
+    if _independent(differences) >= _MIN_POINTS:
         half = _T * _standard_error(_batch_means(differences, _BATCHES))
         return Difference(means[0], means[1], half, f"{len(pairs)} {what}, paired")
     bound = _CLEAR * math.hypot(*map(_noise, sides))
