@@ -4,9 +4,9 @@
 
 Counted are the live storages of a real step on the CPU (tools/counted_step.py), each once, in the second step of a run,
 when moments and buffers exist; each count has its own process (two, if weights are sharded over two ranks with gloo).
-Predicted is ``smalti plan memory`` (``cost/memory/rank.py``). The largest allowed difference is 5 % of the peak. The
-resident size of a process is larger than its live tensors: the interpreter and torch take about 300 MB, and glibc keeps
-small freed blocks.
+Predicted is ``smalti plan memory`` (``cost/memory/per_rank.py``). The largest allowed difference is 5 % of the peak.
+The resident size of a process is larger than its live tensors: the interpreter and torch take about 300 MB, and glibc
+keeps small freed blocks.
 """
 
 import argparse
@@ -23,7 +23,7 @@ from record import RecordOption, record
 
 from smalti.config.load import from_dict
 from smalti.config.run import RunConfig
-from smalti.cost.memory.rank import memory_per_rank
+from smalti.cost.memory.per_rank import memory_per_rank
 
 ALLOWED_FRAC = 0.05
 EXPERTS = {"num_experts": 8, "num_experts_per_tok": 2}

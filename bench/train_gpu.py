@@ -118,7 +118,7 @@ def ours(job: dict[str, Any]) -> dict[str, Any]:
     from smalti.config.hardware import hardware_of_driver
     from smalti.cost.axes import layout_of
     from smalti.cost.layout.predict import predict
-    from smalti.cost.memory.rank import memory_per_rank
+    from smalti.cost.memory.per_rank import memory_per_rank
     from smalti.train.job import build
     from smalti.train.step import train_step
 

@@ -3,7 +3,7 @@
 Trainable parameters, frozen weights and optimizer state are exact; activations are those of
 ``cost/memory/activations.py``, an upper estimate where weights are frozen. All weights are sharded evenly (FSDP,
 FSDP-QLoRA). The peaks of all parts are added (a test compares with ``cost/memory/snapshots.py``). Driver, NCCL and
-allocator are assumed as in ``cost/memory/rank.py``. Optimizer pages in host memory are not counted.
+allocator are assumed as in ``cost/memory/per_rank.py``. Optimizer pages in host memory are not counted.
 """
 
 import math
@@ -15,7 +15,7 @@ from smalti.base.errors import UserError, nearest
 from smalti.config.model import ModelConfig
 from smalti.config.train import LossConfig
 from smalti.cost.memory.activations import BlockTape
-from smalti.cost.memory.rank import Assumed
+from smalti.cost.memory.per_rank import Assumed
 from smalti.cost.memory.tape import MicrobatchShape, Tape
 from smalti.cost.weights import Weight, weights
 from smalti.plan.serving.formats import SCHEMES, Scheme
@@ -119,7 +119,7 @@ class TuningMemory:
 
     @property
     def reserved_bytes(self) -> int:
-        """Context and communicator, as ``cost/memory/rank.py`` assumes."""
+        """Context and communicator, as ``cost/memory/per_rank.py`` assumes."""
         assumed = Assumed()
         return round(assumed.context_bytes + assumed.communicator_bytes * (self.devices > 1))
 

@@ -15,7 +15,7 @@ from smalti.config.run import RunConfig
 from smalti.cost.axes import AXES, Layout, layout_of
 from smalti.cost.layout.auto import resolve
 from smalti.cost.layout.possible import check, nearest, possible_layout, reasons
-from smalti.cost.memory.rank import memory_per_rank
+from smalti.cost.memory.per_rank import memory_per_rank
 
 
 def with_axes(config: RunConfig, **parallel: Any) -> RunConfig:

@@ -10,7 +10,7 @@ from smalti.cost.axes import Layout
 from smalti.cost.layout.predict import predict
 from smalti.cost.layout.rules import Kind, Rules, divisors
 from smalti.cost.layout.search import fastest_layout, find_layouts, smallest_gpus
-from smalti.cost.memory.rank import memory_per_rank
+from smalti.cost.memory.per_rank import memory_per_rank
 
 
 def fits(config: RunConfig, device: Hardware, layout: Layout, rows: int) -> bool:
@@ -64,8 +64,8 @@ def test_replicate_and_shard_alone_may_be_asked_for() -> None:
 
 def test_others_have_their_reason() -> None:
     found = find_layouts(DBRX, H100, 3072, keep=1)
-    assert found.others["pipeline 3"] == "not possible: 40 layers are not a multiple"
-    assert all("slower" in why or "does not fit" in why or "not possible" in why for why in found.others.values())
+    assert found.others["pipeline 3"] == "left out: 40 layers are not a multiple"
+    assert all("slower" in why or "does not fit" in why or "left out" in why for why in found.others.values())
     assert "data alone" not in found.others or "tensor 2" in found.others
 
 

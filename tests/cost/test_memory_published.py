@@ -10,7 +10,7 @@ from published_memory import MIXED_PRECISION_ADAM_BYTES, layer_activation_bytes,
 from smalti.config.load import from_dict
 from smalti.config.model import ModelConfig
 from smalti.config.run import RunConfig
-from smalti.cost.memory.rank import memory_per_rank
+from smalti.cost.memory.per_rank import memory_per_rank
 from smalti.cost.params import count
 
 LLAMA_2_70B = {

@@ -20,7 +20,7 @@ from smalti.cost.layout.oom_hints import oom_hints
 from smalti.cost.layout.possible import possible_layout
 from smalti.cost.memory.activations import BlockTape
 from smalti.cost.memory.fit import largest_microbatch, memory_fixes
-from smalti.cost.memory.rank import Assumed, memory_per_rank
+from smalti.cost.memory.per_rank import Assumed, memory_per_rank
 from smalti.cost.memory.snapshots import Parts, Rank, step_snapshots
 from smalti.cost.memory.tape import MicrobatchShape, Tape
 from smalti.cost.params import count

@@ -39,10 +39,10 @@ def call(*arguments: str) -> str:
 
 @pytest.mark.slow
 def test_layouts_in_print(recipe: str) -> None:
-    """Devices are the recipe's ranks where none are given; what is not possible is said with its reason."""
+    """Devices are the recipe's ranks where none are given; what is left out has its reason."""
     printed = call("layout", recipe)
     assert printed.startswith("dbrx on 3,072 x NVIDIA H100 SXM 80 GB (79.6 GiB): ")
-    assert "pipeline 3, 6, 12, 16, 24, 32, 48, 64  not possible: 40 layers are not a multiple" in printed
+    assert "pipeline 3, 6, 12, 16, 24, 32, 48, 64  left out: 40 layers are not a multiple" in printed
     assert "The fewest devices that hold one row on a rank: " in printed
 
 

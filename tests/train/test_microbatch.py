@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from smalti.base.errors import UserError
 from smalti.config.run import RunConfig
 from smalti.cost.axes import Layout
-from smalti.cost.memory.rank import memory_per_rank
+from smalti.cost.memory.per_rank import memory_per_rank
 from smalti.cost.microbatch import choose
 from smalti.track.out_of_memory import describe, happened, limit_tokens
 from smalti.track.run import RunFolder

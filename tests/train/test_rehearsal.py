@@ -16,7 +16,7 @@ from smalti.cli.train.rehearsal import rehearsal_json
 from smalti.config.run import RunConfig
 from smalti.cost.axes import Layout, layout_of
 from smalti.cost.layout.collectives import collectives, group
-from smalti.cost.memory.rank import Assumed
+from smalti.cost.memory.per_rank import Assumed
 from smalti.cost.params import count
 from smalti.distributed.group import world as worlds
 from smalti.train.rehearsal import PARTS, rehearse

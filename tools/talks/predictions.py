@@ -14,7 +14,7 @@ from smalti.cost.axes import Layout
 from smalti.cost.layout.predict import predict
 from smalti.cost.layout.scaling import Curve, curve, dense_twin
 from smalti.cost.layout.search import fastest_layout, find_layouts
-from smalti.cost.memory.rank import memory_per_rank
+from smalti.cost.memory.per_rank import memory_per_rank
 from smalti.plan.serving.devices import distinct_experts
 
 MPT = "demo model.preset=mpt-7b data.seq_len=2048 train.global_batch_tokens=1048576"

@@ -9,14 +9,14 @@ from smalti.cli.plan.load import load_recipe
 if TYPE_CHECKING:
     from smalti.config.hardware import Hardware
     from smalti.config.run import RunConfig
-    from smalti.cost.memory.rank import Memory
+    from smalti.cost.memory.per_rank import Memory
 
 
 def memory(recipe: Recipe, overrides: Overrides = None, gpu: Gpu = None, as_json: Json = False) -> None:
     """Print the peak bytes of one rank in a step; with --gpu, also what fits and which changes would help."""
     from smalti.cli.tables import print_json
     from smalti.config.hardware import hardware
-    from smalti.cost.memory.rank import memory_per_rank
+    from smalti.cost.memory.per_rank import memory_per_rank
 
     config = load_recipe(recipe, overrides)
     device = hardware(gpu) if gpu is not None else None

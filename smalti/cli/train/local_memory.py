@@ -36,7 +36,7 @@ def memory_warning(config: "RunConfig", *, ranks: int) -> str | None:
 def _warning(config: "RunConfig", layout: "Layout", memory_bytes: float, name: str, device: str) -> str | None:
     from smalti.base.units import format_bytes
     from smalti.cost.memory.fit import largest_microbatch, memory_fixes
-    from smalti.cost.memory.rank import memory_per_rank
+    from smalti.cost.memory.per_rank import memory_per_rank
 
     needed = memory_per_rank(config, layout=layout, device=device).total_bytes
     if needed <= memory_bytes:

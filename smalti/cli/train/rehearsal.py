@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from smalti.config.run import RunConfig
     from smalti.cost.axes import Layout
     from smalti.cost.layout.collectives import Collective
-    from smalti.cost.memory.rank import Memory
+    from smalti.cost.memory.per_rank import Memory
     from smalti.train.rehearsal import Rehearsal
 
 _PLANNED = {
@@ -175,7 +175,7 @@ def _rehearsal(setting: _Setting) -> "Rehearsal":
 
 
 def _memory(setting: _Setting) -> "Memory":
-    from smalti.cost.memory.rank import memory_per_rank
+    from smalti.cost.memory.per_rank import memory_per_rank
 
     return memory_per_rank(
         setting.config, layout=setting.layout, microbatch_tokens=setting.microbatch_tokens, device=setting.kind
@@ -211,7 +211,7 @@ def _step_time_s(setting: _Setting) -> float | None:
 def _needed(setting: _Setting, peak_bytes: int, planned: "Memory") -> int:
     """Return the peak plus the other memory of a GPU. Compiled experts save more tensors than the rehearsed operators,
     and only the planner counts them: for these the larger of both peaks is used."""
-    from smalti.cost.memory.rank import Assumed
+    from smalti.cost.memory.per_rank import Assumed
 
     assumed = Assumed()
     parallel = setting.config.train.parallel

@@ -2,7 +2,7 @@
 
 The rule: shard takes the remaining ranks, every other ``auto`` is 1. It applies on a CPU, for an unknown device or
 network, and if only shard is ``auto``. The layout is possible (``cost/layout/possible.py``) and the same on every rank
-and in the dry run; the planner's also fits the device (``cost/memory/rank.py``).
+and in the dry run; the planner's also fits the device (``cost/memory/per_rank.py``).
 """
 
 import math

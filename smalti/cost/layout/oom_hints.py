@@ -13,7 +13,7 @@ from smalti.config.run import RunConfig
 from smalti.cost.axes import AXES, Layout, layout_of
 from smalti.cost.layout.possible import check
 from smalti.cost.memory.fit import changed_by
-from smalti.cost.memory.rank import memory_per_rank
+from smalti.cost.memory.per_rank import memory_per_rank
 
 _SMALL_CHUNK_BYTES = 2**26
 """A quarter of this is the smallest suggested size of a tile of logits."""

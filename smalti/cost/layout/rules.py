@@ -90,7 +90,7 @@ class Rules:
         self.rows = batch // self.seq_len
         self.fewest_rows = min(batch // seq_len for batch, seq_len in config.batches_and_lengths)
         self.reasons: dict[str, str] = {}
-        """Impossible sizes and axes -> why."""
+        """Sizes and axes that are not tried -> why."""
 
     def kinds(self, *, split_rows: bool = False) -> Iterator[Kind]:
         """Yield the kinds that the model allows. ``split_rows``: with every sequence axis that it allows."""
@@ -239,7 +239,10 @@ def why_not_few_rows(rows: int, pipeline: int) -> str | None:
 
 
 def _uneven(model: ModelConfig, size: int, schedule: PipelineSchedule) -> str | None:
-    """Return why the planner omits ``size`` pipeline ranks, or None: the rank with most layers would slow all."""
+    """Return why the planner leaves out ``size`` pipeline ranks, or None.
+
+    A run may have pipeline stages of unequal size, but the largest slows down all ranks.
+    """
     layers, stages = model.num_hidden_layers, stage_count(size, schedule)
     if layers % stages == 0:
         return None

@@ -1,7 +1,7 @@
 """Searches the layouts that fit a device for the fastest ones.
 
-Results fit by ``cost/memory/rank.py`` and are ordered by ``cost/layout/predict.py``; every other kind of layout has a
-reason. Each kind is estimated from a few exact values (memory as fixed + weights / shards + activations x rows, work in
+Results fit by ``cost/memory/per_rank.py`` and are ordered by ``cost/layout/predict.py``; every other kind has a reason.
+Each kind is estimated from a few exact values (memory as fixed + weights / shards + activations x rows, work in
 proportion), so a layout that is a few percent better may be missed; the returned figures are exact.
 """
 
@@ -17,7 +17,7 @@ from smalti.cost.axes import Layout
 from smalti.cost.layout.collectives import Cut, cut
 from smalti.cost.layout.predict import Prediction, predict
 from smalti.cost.layout.rules import Kind, Rules, check_gpus
-from smalti.cost.memory.rank import Memory, memory_per_rank
+from smalti.cost.memory.per_rank import Memory, memory_per_rank
 from smalti.cost.params import count
 from smalti.cost.step_time.step import StepTime, step_time
 
@@ -273,11 +273,11 @@ class _Search:
         return f"{times - 1:.0%} slower: {shares[worst]:.0%} of its step is {worst}"
 
     def others(self, best: tuple[Candidate, ...]) -> dict[str, str]:
-        """Return the kinds that are not among the best, and the sizes that are not possible, with the reasons."""
+        """Return the kinds that are not among the best, and the sizes that are left out, with the reasons."""
         best_kinds = {_kind(candidate.prediction.layout) for candidate in best}
         return {
             **{str(kind): why for kind, why in self.why.items() if kind not in best_kinds},
-            **{what: f"not possible: {why}" for what, why in self.rules.reasons.items()},
+            **{what: f"left out: {why}" for what, why in self.rules.reasons.items()},
         }
 
 

@@ -13,7 +13,7 @@ from smalti.base.errors import UserError
 from smalti.config.load import from_dict
 from smalti.config.run import RunConfig
 from smalti.cost.axes import Layout, layout_of
-from smalti.cost.memory.rank import memory_per_rank
+from smalti.cost.memory.per_rank import memory_per_rank
 
 MAX_RANKS = 1 << 20
 """Largest number of ranks that is tried."""

@@ -2,7 +2,7 @@
 
 They follow ``smalti/train/step.py`` under FSDP2: weights are gathered block by block, activations saved, the loss
 computed in tiles, and gradients copied into a buffer and reduced to a shard. A pipeline stage keeps whole weights and
-accumulates whole gradients until its last microbatch. Overlapping streams are not modelled; ``cost/memory/rank.py``
+accumulates whole gradients until its last microbatch. Overlapping streams are not modelled; ``cost/memory/per_rank.py``
 adds fragmentation.
 """
 

@@ -13,7 +13,7 @@ from smalti.cli.train import local_layout
 from smalti.cli.train.local_memory import memory_warning
 from smalti.cost.axes import Layout
 from smalti.cost.layout.auto import Resolved
-from smalti.cost.memory.rank import memory_per_rank
+from smalti.cost.memory.per_rank import memory_per_rank
 from smalti.fleet import machine
 
 

@@ -43,15 +43,15 @@ class Memory:
     moments_bytes: int
     """The moments of the optimizer, this rank's share: two of AdamW, one of Lion."""
     gathered_bytes: int
-    """Weights in the compute format that are whole at one time, at most."""
+    """Peak size of the all-gathered (unsharded) weights, in the compute dtype."""
     activations_bytes: int
-    """Most activations saved for the backward pass at one time."""
+    """Peak size of the activations saved for the backward pass."""
     logits_bytes: int
     """A tile of logits and its derived tensors, at most about ``train.loss.chunk_bytes``."""
     microbatch_tokens: int
     """The microbatch that the last two are for, before a row is split over ranks."""
     peak: Snapshot
-    """The peak."""
+    """The snapshot of the step in which the most bytes are alive."""
     phases: dict[str, int]
     """Phase -> its peak bytes."""
     reserved_bytes: int = 0
@@ -105,7 +105,7 @@ def memory_per_rank(
         for batch, seq_len in config.batches_and_lengths
         for layers in _stages(config.model.num_hidden_layers, layout.pipeline)
     )
-    fullest = max(steps, key=lambda step: max(moment.parts.total for moment in step))
+    fullest = max(steps, key=lambda step: max(snapshot.parts.total for snapshot in step))
     return _as_memory(fullest, microbatch_tokens, layout, assumed or Assumed(), on_gpu=kind == "cuda")
 
 
@@ -122,7 +122,8 @@ def _snapshots_of_stage(
     config: RunConfig, layout: Layout, batch: int, seq_len: int, tokens: int, device: str, layers: range | None
 ) -> list[Snapshot]:
     """Return the snapshots of one step with this batch, length and pipeline stage."""
-    train, optimizer = config.train, OPTIMIZERS[config.train.optimizer.name]
+    train = config.train
+    optimizer = OPTIMIZERS[train.optimizer.name]
     rows = rows_per_rank(batch, seq_len, layout.data_ranks, tokens)
     shape = MicrobatchShape(
         rows.per_microbatch,
@@ -152,15 +153,15 @@ def _snapshots_of_stage(
 
 
 def _as_memory(snapshots: list[Snapshot], tokens: int, layout: Layout, assumed: Assumed, *, on_gpu: bool) -> Memory:
-    peak = max(snapshots, key=lambda moment: moment.parts.total)
+    peak = max(snapshots, key=lambda snapshot: snapshot.parts.total)
     phases: dict[str, int] = {}
-    for moment in snapshots:
-        phases[moment.phase] = max(phases.get(moment.phase, 0), round(moment.parts.total))
+    for snapshot in snapshots:
+        phases[snapshot.phase] = max(phases.get(snapshot.phase, 0), round(snapshot.parts.total))
     axes = (layout.replicate, layout.shard, layout.sequence, layout.tensor, layout.pipeline, layout.expert)
     reserved = assumed.context_bytes + assumed.communicator_bytes * sum(size > 1 for size in axes)
 
-    def most(part: str) -> int:
-        sizes: list[float] = [getattr(moment.parts, part) for moment in snapshots]
+    def peak_of(part: str) -> int:
+        sizes: list[float] = [getattr(snapshot.parts, part) for snapshot in snapshots]
         return round(max(sizes))
 
     weights = peak.parts.weights
@@ -168,9 +169,9 @@ def _as_memory(snapshots: list[Snapshot], tokens: int, layout: Layout, assumed: 
         params_bytes=round(weights),
         grads_bytes=round(weights),
         moments_bytes=round(peak.parts.moments),
-        gathered_bytes=most("gathered"),
-        activations_bytes=most("activations"),
-        logits_bytes=most("logits"),
+        gathered_bytes=peak_of("gathered"),
+        activations_bytes=peak_of("activations"),
+        logits_bytes=peak_of("logits"),
         microbatch_tokens=tokens,
         peak=peak,
         phases=phases,
