@@ -14,10 +14,9 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Past:
-    """The steps of ``schedule`` before ``step``, with columns in the order of the new schedule's sources."""
+class ParentState:
+    """The steps of ``schedule`` before the fork, with columns in the order of the new schedule's sources."""
 
-    step: int
     schedule: "Schedule"
     spans: list[Span]
     tables: list[Table]
@@ -26,12 +25,11 @@ class Past:
     """(segment, source) -> ordinals that the steps before the fork skip."""
 
 
-def past_of(schedule: "Schedule", step: int, sources: Sequence[str]) -> Past:
-    """Return the past of a fork of ``schedule`` at ``step``. ``sources``: those of the new schedule, in its order."""
+def copy_parent_state(schedule: "Schedule", step: int, sources: Sequence[str]) -> ParentState:
+    """Copy what ``schedule`` has before ``step``, for a fork there. ``sources``: the new schedule's, in its order."""
     before = schedule.sources
     lookup = schedule.lookup
-    return Past(
-        step,
+    return ParentState(
         schedule,
         [span.for_sources(before, sources) for span in schedule.spans if span.start_step < step],
         [

@@ -75,6 +75,15 @@ class _Rate:
         """Steps after which the exact shares have the same fractional parts."""
 
 
+class _Node(NamedTuple):
+    """A node of the residual graph of the flow from steps to sources; see ``_Assignment._reassign``."""
+
+    step: int
+    """Index of an open step."""
+    source: int
+    """A source whose count is one too high (low) from that step on; -1: the step has one sequence too many (few)."""
+
+
 class _Step:
     """A step that may still be reassigned. All lists are [sources]."""
 
@@ -83,9 +92,11 @@ class _Step:
     def __init__(self, rate: _Rate, rounded_up: list[int], surplus: list[int], residue: list[int]) -> None:
         self.rate = rate
         self.rounded_up = rounded_up
+        """1 if the step takes the ceiling of the source's share, 0 if it takes the floor."""
         self.surplus = surplus
-        # fractional part of the exact share so far, in 1 / unit; a source with 0 cannot have a surplus
+        """Surplus after the step; see ``_Assignment``."""
         self.residue = residue
+        """Fractional part of the exact share after the step, in 1 / unit; a source with 0 cannot have a surplus."""
 
 
 class _Assignment:
@@ -124,7 +135,7 @@ class _Assignment:
         # The last span continues until it repeats, even beyond its end, so that the result does not depend on the end.
         while step < end or last:
             if (step - start) % rate.period == 0:
-                equal = next((at for at in period_starts if self._surplus_before(at) == self.surplus), None)
+                equal = next((first for first in period_starts if self._surplus_before(first) == self.surplus), None)
                 if equal is not None and step < stop:
                     self._repeat(rate, equal, step, stop)
                     step = stop
@@ -237,16 +248,15 @@ class _Assignment:
     def _reassign(self, sign: int) -> None:
         """Let the last step round up one source more (``sign`` 1) or one less (-1), along a shortest augmenting path.
 
-        Nodes are (step, -1), a step with one sequence too many (or too few), and (step, source), a source whose count
-        is one too high (low) from that step on. Edges are those of the residual graph of the flow from steps to
-        sources. Raises _NoAugmentingPath.
+        The path is in the residual graph of the flow from steps to sources. Raises _NoAugmentingPath.
         """
         last = len(self.open) - 1
-        parents: dict[tuple[int, int], tuple[int, int]] = {(last, -1): (last, -1)}
+        root = _Node(last, -1)
+        parents = {root: root}
         queue = deque(parents)
         while queue:
             node = queue.popleft()
-            if node[1] >= 0 and node[0] == last and self._can_shift(last, node[1], sign):
+            if node.source >= 0 and node.step == last and self._can_shift(last, node.source, sign):
                 return self._augment(node, parents, sign)
             for neighbor in self._residual_edges(node, last, sign):
                 if neighbor not in parents:
@@ -254,19 +264,21 @@ class _Assignment:
                     queue.append(neighbor)
         raise _NoAugmentingPath
 
-    def _residual_edges(self, node: tuple[int, int], last: int, sign: int) -> list[tuple[int, int]]:
+    def _residual_edges(self, node: _Node, last: int, sign: int) -> list[_Node]:
+        """Return the neighbours of ``node`` in the residual graph."""
         index, source = node
         step = self.open[index]
         wanted = 0 if sign > 0 else 1
         if source < 0:
-            return [(index, s) for s, share in enumerate(step.rate.fraction) if share and step.rounded_up[s] == wanted]
+            fractions = enumerate(step.rate.fraction)
+            return [_Node(index, s) for s, fraction in fractions if fraction and step.rounded_up[s] == wanted]
         edges = []
         if step.rate.fraction[source] and step.rounded_up[source] != wanted:
-            edges.append((index, -1))
+            edges.append(_Node(index, -1))
         if index and self._can_shift(index - 1, source, -sign):
-            edges.append((index - 1, source))
+            edges.append(_Node(index - 1, source))
         if index < last and self._can_shift(index, source, sign):
-            edges.append((index + 1, source))
+            edges.append(_Node(index + 1, source))
         return edges
 
     def _can_shift(self, index: int, source: int, by: int) -> bool:
@@ -274,19 +286,22 @@ class _Assignment:
         step = self.open[index]
         return step.surplus[source] == 1 if by < 0 else step.surplus[source] == 0 and step.residue[source] > 0
 
-    def _augment(self, node: tuple[int, int], parents: dict[tuple[int, int], tuple[int, int]], sign: int) -> None:
+    def _augment(self, node: _Node, parents: dict[_Node, _Node], sign: int) -> None:
         """Apply the changes along the path that ends at ``node``."""
-        self.open[node[0]].surplus[node[1]] += sign
+        self.open[node.step].surplus[node.source] += sign
         while parents[node] != node:
             parent = parents[node]
-            if parent[0] == node[0]:
-                step = self.open[node[0]]
-                source = max(parent[1], node[1])
-                step.rounded_up[source] = 1 - step.rounded_up[source]
-            elif parent[0] < node[0]:
-                self.open[parent[0]].surplus[node[1]] += sign
+            if parent.step == node.step:
+                # same step: change whether this source is rounded up (one of the two nodes is the step itself, -1)
+                rounded_up = self.open[node.step].rounded_up
+                source = max(parent.source, node.source)
+                rounded_up[source] = 1 - rounded_up[source]
+            elif parent.step < node.step:
+                # to the next step: the change remains in the count after the earlier step
+                self.open[parent.step].surplus[node.source] += sign
             else:
-                self.open[node[0]].surplus[node[1]] -= sign
+                # to the previous step: the opposite change is in the count after it
+                self.open[node.step].surplus[node.source] -= sign
             node = parent
 
 

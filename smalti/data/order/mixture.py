@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from fractions import Fraction
 from itertools import pairwise
 from math import floor, gcd, lcm
+from typing import NamedTuple
 
 from smalti.base.errors import UserError
 from smalti.config.data import DataConfig, StageConfig
@@ -19,11 +20,26 @@ RAMP_SPANS = 64
 _REPEAT_STEPS = 1024
 """Maximum number of steps after which an exact mixture must repeat."""
 _PARTS = 1 << 16
-"""Minimum number of parts that other mixtures are rounded to; less if they would repeat after ``_REPEAT_STEPS``."""
+"""A mixture that is not exact is rounded to at least this many parts, or to fewer so that it repeats within
+``_REPEAT_STEPS``."""
+_MIN_REPEAT_STEPS = 64
+"""Minimum number of steps in which a mixture that is not exact repeats: a source's share of a step is rounded to a
+multiple of 1/64 of a sequence, or finer, in large batches too."""
 _RAMP_REPEAT_STEPS = 256
 """``_REPEAT_STEPS`` of the spans of a ramp."""
 _RAMP_PARTS = 1 << 14
 """``_PARTS`` of the spans of a ramp, which are many and approximate a line anyway."""
+
+
+class _StageSpan(NamedTuple):
+    """Steps of a stage with the same batch and weights; the next span begins where it ends."""
+
+    start_step: int
+    rows: int
+    seq_len: int
+    weights: dict[str, int]
+    stage: int
+    """Index in ``data.stages``."""
 
 
 def compile_spans(data: DataConfig, length: RunLength, sources: Sequence[str], *, from_step: int = 0) -> list[Span]:
@@ -32,7 +48,7 @@ def compile_spans(data: DataConfig, length: RunLength, sources: Sequence[str], *
     Stages end at whole steps (the nearest). Raises UserError for a stage without a step, for one that ends beyond the
     run, and for a global batch that is not whole sequences.
     """
-    spans: list[tuple[int, int, int, dict[str, int], int]] = []
+    spans: list[_StageSpan] = []
     begin = 0
     for index, stage in enumerate(data.stages):
         end = _end_step(index, stage, begin, length)
@@ -46,12 +62,12 @@ def compile_spans(data: DataConfig, length: RunLength, sources: Sequence[str], *
                 first = max(start, from_step)
                 rows = _rows(length.batch_tokens(first), seq_len, index)
                 parts = parts_of(exact, rows, ramp=stage.weights_end is not None)
-                spans.append((first, rows, seq_len, quantise(exact, parts), index))
+                spans.append(_StageSpan(first, rows, seq_len, quantise(exact, parts), index))
         begin = end
-    unit = lcm(*(sum(weights.values()) for *_, weights, _ in spans))
+    unit = lcm(*(sum(span.weights.values()) for span in spans))
     return [
-        Span(start, rows, seq_len, _scaled(weights, sources, unit), index)
-        for start, rows, seq_len, weights, index in spans
+        Span(span.start_step, span.rows, span.seq_len, _scaled(span.weights, sources, unit), span.stage)
+        for span in spans
     ]
 
 
@@ -63,7 +79,7 @@ def parts_of(shares: Mapping[str, Fraction], rows: int, *, ramp: bool = False) -
     whole = (rows * share.numerator * (exact // share.denominator) for share in shares.values())
     if exact // gcd(exact, *whole) <= repeat_steps:
         return exact
-    return rows * min(max(-(-parts // rows), 64), repeat_steps)
+    return rows * min(max(-(-parts // rows), _MIN_REPEAT_STEPS), repeat_steps)
 
 
 def quantise(weights: Mapping[str, float | Fraction], unit: int) -> dict[str, int]:

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from smalti.base.errors import UserError
 from smalti.base.rng import derive_key
-from smalti.data.order.tables import Int64s
+from smalti.data.order.tables import Int64s, check_indices
 
 MAX_SIZE = 1 << 62
 _ROUNDS = 8
@@ -56,10 +56,7 @@ class Permutation:
         return self._cycle_walk(indices, self._backward)
 
     def _cycle_walk(self, indices: npt.ArrayLike, feistel: Callable[[_Words], _Words]) -> Int64s:
-        inputs = np.asarray(indices, dtype=np.int64)
-        if inputs.size and not (inputs.min() >= 0 and inputs.max() < self.size):
-            wrong = inputs.max() if inputs.min() >= 0 else inputs.min()
-            raise UserError(f"index {wrong:,} is out of range", allowed=f"0 to {self.size - 1:,}")
+        inputs = check_indices(indices, self.size)
         words = feistel(inputs.ravel().astype(np.uint64))
         outside = np.flatnonzero(words >= self.size)
         while outside.size:

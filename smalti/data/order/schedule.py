@@ -17,7 +17,7 @@ from smalti.base.errors import UserError
 from smalti.base.hashing import digest_json
 from smalti.config.data import DataConfig
 from smalti.config.durations import RunLength
-from smalti.data.order.fork import Past, past_of
+from smalti.data.order.fork import ParentState, copy_parent_state
 from smalti.data.order.lookup import build_lookup
 from smalti.data.order.mixture import compile_spans
 from smalti.data.order.skip import build_gaps
@@ -39,17 +39,18 @@ class Schedule:
         total_steps: int,
         *,
         skip: Sequence[tuple[int, int]] = (),
-        former: "tuple[Schedule, int] | None" = None,
+        parent: "Schedule | None" = None,
+        fork_step: int = 0,
     ) -> None:
-        """``spans``: consecutive from step 0. ``former``, (schedule, step): the steps before ``step`` are those of that
-        schedule, and ``spans`` begin at ``step``."""
+        """``spans``: consecutive from ``fork_step``. ``parent``: the schedule of the steps before ``fork_step``."""
         if len(sources) > MAX_SOURCES:
             raise UserError(f"a run cannot have {len(sources):,} sources", allowed=f"at most {MAX_SOURCES:,}")
         self.sources = tuple(sources)
-        self._past: Past | None = past_of(*former, self.sources) if former else None
-        self._fork = self._past.step if self._past else 0
-        assert spans[0].start_step == self._fork
-        all_spans = [*(self._past.spans if self._past else ()), *spans]
+        self._parent: ParentState | None = copy_parent_state(parent, fork_step, self.sources) if parent else None
+        self._fork_step = fork_step
+        assert (parent is None) == (fork_step == 0)
+        assert spans[0].start_step == fork_step
+        all_spans = [*(self._parent.spans if self._parent else ()), *spans]
         self.unit = lcm(*(sum(span.weights) for span in all_spans))
         self.timeline = Timeline([span.in_units(self.unit) for span in all_spans], total_steps)
         self.spans = self.timeline.spans
@@ -60,14 +61,13 @@ class Schedule:
             self.timeline,
             self.unit,
             len(self.sources),
-            self._fork,
-            self._past.tables if self._past else [],
-            self._past.share_bases if self._past else [],
+            fork_step,
+            self._parent.tables if self._parent else [],
+            self._parent.share_bases if self._parent else [],
         )
         self.skip = tuple((begin, end) for begin, end in skip)
-        self.gaps = build_gaps(self.skip, self.timeline, self.lookup, self._past.gaps if self._past else {}, self._fork)
-
-    # ------------------------------------------------------------------------------------------------ steps
+        gaps = self._parent.gaps if self._parent else {}
+        self.gaps = build_gaps(self.skip, self.timeline, self.lookup, gaps, fork_step)
 
     def rows(self, step: int) -> int:
         """Return the number of sequences in the global batch of ``step``."""
@@ -88,8 +88,6 @@ class Schedule:
     def step_of(self, positions: npt.ArrayLike) -> Int64s:
         """Return the step of each position [n]."""
         return self.timeline.step_of(positions)
-
-    # ------------------------------------------------------------------------------------------------ positions
 
     def locate(self, positions: npt.ArrayLike) -> tuple[Int16s, Int64s, Int16s]:
         """Return source index [n], ordinal in the segment [n] and segment index [n] of positions [n]."""
@@ -162,8 +160,6 @@ class Schedule:
                 ends[source] = gaps.ordinals(ends[source : source + 1] - 1)[0] + 1
         return ends
 
-    # ------------------------------------------------------------------------------------------------ identity
-
     @property
     def digest(self) -> str:
         """Digest of all choices except the end of the run, so that a longer run has the same one."""
@@ -189,11 +185,11 @@ class Schedule:
     def _history(self) -> list[Any]:
         """Return everything that determines the choice of sequences, as JSON."""
         records: list[Any] = []
-        if self._past:
-            records.append(["fork", self._fork, self._past.schedule.past_digest(self._fork)])
+        if self._parent:
+            records.append(["fork", self._fork_step, self._parent.schedule.past_digest(self._fork_step)])
         for span in self.spans:
             record = span.record(self.sources)
-            if span.start_step >= self._fork and (not records or records[-1][1:] != record[1:]):
+            if span.start_step >= self._fork_step and (not records or records[-1][1:] != record[1:]):
                 records.append(record)
         return records
 
@@ -225,30 +221,33 @@ class Schedule:
             )
         names = sorted({*self.sources, *sources})
         new_spans = [span.for_sources(sources, names) for span in spans]
-        return Schedule(names, new_spans, total_steps, skip=skip, former=(self, step))
+        return Schedule(names, new_spans, total_steps, skip=skip, parent=self, fork_step=step)
 
 
-def build_schedule(data: DataConfig, length: RunLength, *, former: tuple[Schedule, int] | None = None) -> Schedule:
+def build_schedule(
+    data: DataConfig, length: RunLength, *, parent: Schedule | None = None, fork_step: int = 0
+) -> Schedule:
     """Return the schedule of a run: that of ``data.history`` until the last fork, and of this config from then on.
 
-    ``former``, (schedule, step): the schedule until the last fork, if it is known. Stages and ramps count from the
+    ``parent``: the schedule until the last fork, at ``fork_step``, if it is known. Stages and ramps count from the
     start of the run in either case. A fork that continues the order does not change it. Raises UserError for a stage
     without a step or beyond the run, for a batch that is not whole sequences, and for a skip outside the run.
     """
     sources = sorted(data.sources)
-    while former is None and data.history and data.history[-1].order_continues:
+    while parent is None and data.history and data.history[-1].order_continues:
         data = data.model_copy(update={"history": data.history[:-1]})
-    if former is None and data.history:
-        former = (build_schedule(*data.before_fork()), data.history[-1].at_step)
-    if former is None:
+    if parent is None and data.history:
+        parent = build_schedule(*data.before_fork())
+        fork_step = data.history[-1].at_step
+    if parent is None:
         return Schedule(sources, compile_spans(data, length, sources), length.total_steps, skip=data.skip)
-    schedule, step = former
-    if not 1 <= step < length.total_steps:
+    if not 1 <= fork_step < length.total_steps:
         raise UserError(
-            f"a run cannot be forked at step {step:,}", allowed=f"1 to {length.total_steps - 1:,}, inside the new run"
+            f"a run cannot be forked at step {fork_step:,}",
+            allowed=f"1 to {length.total_steps - 1:,}, inside the new run",
         )
-    future = compile_spans(data, length, sources, from_step=step)
-    return schedule.fork(step, sources, future, length.total_steps, skip=data.skip)
+    spans = compile_spans(data, length, sources, from_step=fork_step)
+    return parent.fork(fork_step, sources, spans, length.total_steps, skip=data.skip)
 
 
 def tokens_by_source(data: DataConfig, length: RunLength) -> dict[str, int]:

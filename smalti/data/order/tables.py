@@ -11,6 +11,7 @@ from functools import lru_cache
 import numpy as np
 import numpy.typing as npt
 
+from smalti.base.errors import UserError
 from smalti.data.order.interleave import Cycle
 
 Int64s = npt.NDArray[np.int64]
@@ -28,10 +29,10 @@ class Batch:
 
     source: Int16s
     """[rows] source of each position."""
-    rank: Int64s
+    nth_in_source: Int64s
     """[rows] number of earlier positions with the same source."""
     places: Int64s
-    """[rows] positions sorted by source, then by rank."""
+    """[rows] positions sorted by source, then by position."""
     firsts: Int64s
     """[sources + 1] index of the first position of each source in ``places``."""
 
@@ -104,24 +105,24 @@ class Table:
             step = int(steps[0])
             batch = self.batch(step)
             source = batch.source[rows]
-            return source, self.before(step)[source] + batch.rank[rows]
+            return source, self.before(step)[source] + batch.nth_in_source[rows]
         turns, at = np.divmod(steps, len(self.counts))
         source = np.empty(offsets.shape, dtype=np.int16)
-        rank = np.empty(offsets.shape, dtype=np.int64)
+        nth_in_source = np.empty(offsets.shape, dtype=np.int64)
         for mask, batch in self._by_batch(at):
             source[mask] = batch.source[rows[mask]]
-            rank[mask] = batch.rank[rows[mask]]
-        return source, self.base[source] + turns * self.sums[-1][source] + self.sums[at, source] + rank
+            nth_in_source[mask] = batch.nth_in_source[rows[mask]]
+        return source, self.base[source] + turns * self.sums[-1][source] + self.sums[at, source] + nth_in_source
 
     def position_of(self, source: int, slots: Int64s) -> Int64s:
         """Return the positions of slots [n] of one source, counted from the table's first."""
         turns, left = np.divmod(slots - self.base[source], self.sums[-1, source])
         sums = np.ascontiguousarray(self.sums[:, source])
         at = np.asarray(np.searchsorted(sums, left, side="right") - 1, dtype=np.int64)
-        rank = left - sums[at]
+        nth_in_source = left - sums[at]
         place = np.empty(slots.shape, dtype=np.int64)
         for mask, batch in self._by_batch(at):
-            place[mask] = batch.places[batch.firsts[source] + rank[mask]]
+            place[mask] = batch.places[batch.firsts[source] + nth_in_source[mask]]
         return np.asarray((turns * len(self.counts) + at) * self.rows + place, dtype=np.int64)
 
     def _by_batch(self, at: Int64s) -> Iterator[tuple[npt.NDArray[np.bool_], Batch]]:
@@ -132,6 +133,15 @@ class Table:
         kind_of = np.array([kinds.setdefault(tuple(counts), len(kinds)) for counts in self.counts[used].tolist()])
         kind = kind_of[np.searchsorted(used, at)]
         return ((kind == number, build_batch(counts)) for counts, number in kinds.items())
+
+
+def check_indices(indices: npt.ArrayLike, size: int) -> Int64s:
+    """Return ``indices`` [n] as int64. Raises UserError for one outside 0 .. size-1."""
+    array = np.asarray(indices, dtype=np.int64)
+    if array.size and not (array.min() >= 0 and array.max() < size):
+        wrong = array.max() if array.min() >= 0 else array.min()
+        raise UserError(f"index {wrong:,} is out of range", allowed=f"0 to {size - 1:,}")
+    return array
 
 
 def reorder_columns(counts: Int64s, before: Sequence[str], after: Sequence[str]) -> Int64s:

@@ -227,8 +227,8 @@ def test_plan_data_of_a_form_that_others_wrote(place, capsys):
 
 def test_stages_of_two_forks_stay_apart():
     first = Schedule(["a", "b"], [Span(0, 4, 64, (1, 1), 0)], 9)
-    second = Schedule(["a", "b"], [Span(3, 4, 64, (3, 1), 0)], 9, former=(first, 3))
-    third = Schedule(["a", "b"], [Span(5, 4, 64, (1, 3), 0)], 9, former=(second, 5))
+    second = Schedule(["a", "b"], [Span(3, 4, 64, (3, 1), 0)], 9, parent=first, fork_step=3)
+    third = Schedule(["a", "b"], [Span(5, 4, 64, (1, 3), 0)], 9, parent=second, fork_step=5)
     stages = stage_counts(third, forks=[3, 5])
     assert [(one.name, one.start_step, one.end_step) for one in stages] == [
         ("0 (past 1)", 0, 3), ("0 (past 2)", 3, 5), ("0", 5, 9)]  # fmt: skip

@@ -251,7 +251,7 @@ def test_no_sequence_repeats_before_its_source_is_exhausted(drawn: st.DataObject
         stages = [{"weights": {"d": 0.7, "a": 0.123456}}]
         skip = [pair for pair in config.skip if pair[0] < schedule.first_position(fork)]
         turned = DataConfig(sources={"a": "a", "d": "d"}, seq_len=8, stages=stages, skip=skip)
-        schedule = build_schedule(turned, length, former=(schedule, fork))
+        schedule = build_schedule(turned, length, parent=schedule, fork_step=fork)
     sizes = {name: drawn.draw(st.integers(1, 400)) for name in "abcd"}
     order = Order(schedule, [sizes], 11)
     source, epoch, sequence = order.locate(np.arange(schedule.total_positions))

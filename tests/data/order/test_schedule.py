@@ -175,7 +175,7 @@ def test_past_digests_agree_where_the_choices_do(
     if forks < 1:
         return
     step = drawn.draw(st.integers(1, forks), label="fork")
-    two = build_schedule(*other, former=(one, step))
+    two = build_schedule(*other, parent=one, fork_step=step)
     end = min(one.total_steps, two.total_steps)
     for at in sorted({1, step // 2 + 1, step, (step + end) // 2, end}):
         agree = one.first_position(at) == two.first_position(at) and _names(one, at) == _names(two, at)
@@ -215,9 +215,11 @@ def test_past_digests_agree_where_the_choices_do_with_skips(
     if forked:
         begun = one.first_position(step)
         mine = tuple(pair for pair in skip if pair[0] < begun)
-        plain = build_schedule(other[0].model_copy(update={"skip": mine}), other[1], former=(one, step))
+        plain = build_schedule(other[0].model_copy(update={"skip": mine}), other[1], parent=one, fork_step=step)
         later = drawn.draw(_skips(begun, plain.total_positions), label="later")
-        two = build_schedule(other[0].model_copy(update={"skip": (*mine, *later)}), other[1], former=(one, step))
+        two = build_schedule(
+            other[0].model_copy(update={"skip": (*mine, *later)}), other[1], parent=one, fork_step=step
+        )
     else:
         # the same steps as far as ``step``, another mixture behind them: what a skip over the edge means differs
         stage = {"until": f"{step}step", "weights": {"a": 2, "b": 1}}
@@ -249,7 +251,7 @@ def test_a_skip_over_the_fork_leaves_out_what_it_did_where_it_had_begun() -> Non
     base = build_schedule(config, length)
     turned = data({"weights": {"a": 4, "c": 1}}, skip=((10, 150),))
     turned = turned.model_copy(update={"sources": {**turned.sources, "b": turned.sources["a"]}})
-    new = build_schedule(turned, length, former=(base, 4))
+    new = build_schedule(turned, length, parent=base, fork_step=4)
     before = np.arange(40)
     assert np.array_equal(new.locate(before)[1], base.locate(before)[1])
     assert new.past_digest(4) == base.past_digest(4)
@@ -259,7 +261,7 @@ def test_a_skip_over_the_fork_leaves_out_what_it_did_where_it_had_begun() -> Non
     taken = base.counts(15)[0] - 10
     assert ordinals["a"].tolist() == [*range(10), *range(10 + taken, 10 + taken + len(ordinals["a"]) - 10)]
     assert ordinals["c"][0] == 11 * 2, "positions 40 to 150 hold 22 of it"
-    shorter = build_schedule(turned, RunLength(6, ((0, 80),)), former=(base, 4))
+    shorter = build_schedule(turned, RunLength(6, ((0, 80),)), parent=base, fork_step=4)
     assert shorter.total_positions == 60, "a pair that has begun may end behind a shorter run"
 
 
@@ -282,7 +284,7 @@ def test_the_digest_names_all_that_chooses() -> None:
         build_schedule(data({**stages[0], "seq_len": 16}, stages[1]), length),
         build_schedule(data(*stages, skip=((30, 31),)), length),
         build_schedule(data(*stages), RunLength(100, ((0, 80), (20, 160)))),
-        build_schedule(data(*stages), length, former=(base, 10)),
+        build_schedule(data(*stages), length, parent=base, fork_step=10),
     ]
     assert len({base.digest, *(other.digest for other in others)}) == 8
     same = data({**stages[0], "until": "20step"}, {**stages[0], "weights": {"a": 6, "b": 2}}, stages[1])
@@ -293,11 +295,11 @@ def test_a_changed_skip_before_a_fork_is_refused() -> None:
     length = RunLength(100, ((0, 80),))
     config = data({"weights": {"a": 3, "b": 1}}, skip=((30, 31), (600, 700)))
     base = build_schedule(config, length)
-    new = build_schedule(config.model_copy(update={"skip": ((30, 31), (900, 910))}), length, former=(base, 50))
+    new = build_schedule(config.model_copy(update={"skip": ((30, 31), (900, 910))}), length, parent=base, fork_step=50)
     assert new.past_digest(50) == base.past_digest(50)
     assert new.skip == ((30, 31), (900, 910))
     with pytest.raises(UserError, match=r"data\.skip before position 500"):
-        build_schedule(config.model_copy(update={"skip": ((30, 33),)}), length, former=(base, 50))
+        build_schedule(config.model_copy(update={"skip": ((30, 33),)}), length, parent=base, fork_step=50)
 
 
 def test_order_of_names_in_the_config_does_not_matter() -> None:
