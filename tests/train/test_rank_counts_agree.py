@@ -1,4 +1,7 @@
-"""The same run on any number of ranks: the same tokens in the same order, losses equal but for rounding."""
+"""A run has the same tokens in the same order on any number of ranks, and losses that are equal up to rounding.
+
+Kills, resumes and forks: ``tests/data/stream/test_killed_and_resumed_proof.py``.
+"""
 
 from pathlib import Path
 from typing import Any
