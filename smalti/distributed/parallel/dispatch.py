@@ -1,4 +1,4 @@
-"""All-to-all of tokens to the ranks of their experts and back: ``Exact`` and ``Static`` replace a layer's ``Experts``.
+"""All-to-all of tokens to the ranks of their experts and back: modules that replace a layer's ``Experts``.
 
 Shapes: N tokens of this rank, D hidden, k experts per token, S = N * k slots sorted by expert (as in
 ``model/blocks/moe/experts.py``), W ranks, E experts, e = E / W on each rank, C rows of a pair of ranks at most,
@@ -30,7 +30,7 @@ class PendingDispatch:
     slot_Nk: Tensor
     end_E: Tensor
     """Last slot of each expert, plus one. These three are the results of ``slots``."""
-    arriving_We: Tensor
+    receive_We: Tensor
     """Rows from each rank for each expert of this one, int64."""
     sizes: "Sizes | None"
     """Rows to and from each rank, being copied to the host."""
@@ -82,34 +82,37 @@ class Dispatch(LocalExperts):
         self.num_local_experts = experts.up_proj.shape[0] // self.ranks
 
     @torch.compiler.disable
-    def begin(self, expert_Nk: Tensor) -> PendingDispatch:
-        """Send each rank the number of rows for each of its experts."""
+    def exchange_counts(self, expert_Nk: Tensor) -> PendingDispatch:
+        """Sort the choices by expert, and exchange the number of rows for each expert between the ranks."""
         order_S, slot_Nk, end_E = slots(expert_Nk, self.num_local_experts * self.ranks)
-        leaving_We = F.pad(end_E.to(torch.int64), (1, 0)).diff().view(self.ranks, self.num_local_experts)
-        arriving_We = _sent(leaving_We, None, None, self.group)
-        return PendingDispatch(order_S, slot_Nk, end_E, arriving_We, self.sizes(leaving_We, arriving_We))
+        send_We = F.pad(end_E.to(torch.int64), (1, 0)).diff().view(self.ranks, self.num_local_experts)
+        receive_We = _all_to_all(send_We, None, None, self.group)
+        return PendingDispatch(order_S, slot_Nk, end_E, receive_We, self.sizes(send_We, receive_We))
 
     @torch.compiler.disable
     def forward(
         self, x_ND: Tensor, expert_Nk: Tensor, weight_Nk: Tensor, pending: PendingDispatch | None = None
     ) -> Tensor:
         """Same contract as ``Experts.forward``."""
-        return self.over_ranks(x_ND, weight_Nk, pending or self.begin(expert_Nk))
+        return self.dispatch_and_combine(x_ND, weight_Nk, pending or self.exchange_counts(expert_Nk))
 
-    def sizes(self, leaving_We: Tensor, arriving_We: Tensor) -> Sizes | None:
+    def sizes(self, send_We: Tensor, receive_We: Tensor) -> Sizes | None:
         """Return the row counts that the host must know, if any."""
         return None
 
-    def over_ranks(self, x_ND: Tensor, weight_Nk: Tensor, pending: PendingDispatch) -> Tensor:
-        """Compute the output [N, D] of the experts of all ranks."""
+    def dispatch_and_combine(self, x_ND: Tensor, weight_Nk: Tensor, pending: PendingDispatch) -> Tensor:
+        """Send rows to the ranks of their experts, and return the weighted sum of what these compute, [N, D]."""
         raise NotImplementedError
 
-    def run_local_experts(self, rows_RD: Tensor, label_R: Tensor, *, spare: bool) -> Tensor:
-        """Compute the output [R, D] of this rank's experts; ``label_R`` names the expert of each row."""
-        return self.through(rows_RD, label_R[:, None], None, self.weights(), spare=spare)
+    def run_local_experts(self, rows_RD: Tensor, label_R: Tensor, *, has_unassigned_rows: bool) -> Tensor:
+        """Compute the output [R, D] of this rank's experts; ``label_R`` has the expert of each row.
+
+        ``has_unassigned_rows``: some labels are the number of experts: padding rows, whose output is 0.
+        """
+        return self.compute(rows_RD, label_R[:, None], None, self.weights(), has_unassigned_rows=has_unassigned_rows)
 
 
-class Exact(Dispatch):
+class ExactDispatch(Dispatch):
     """Dispatch that sends exactly the chosen rows.
 
     The host must know how many, and waits for one small copy per layer, as late as possible.
@@ -118,57 +121,61 @@ class Exact(Dispatch):
     assumes_even_load = False
     """Assume the same number of rows for each rank: for tracing a step whose tensors have no values."""
 
-    def sizes(self, leaving_We: Tensor, arriving_We: Tensor) -> Sizes | None:
-        return None if self.assumes_even_load else Sizes(torch.stack([leaving_We.sum(dim=1), arriving_We.sum(dim=1)]))
+    def sizes(self, send_We: Tensor, receive_We: Tensor) -> Sizes | None:
+        return None if self.assumes_even_load else Sizes(torch.stack([send_We.sum(dim=1), receive_We.sum(dim=1)]))
 
-    def over_ranks(self, x_ND: Tensor, weight_Nk: Tensor, pending: PendingDispatch) -> Tensor:
-        rows_SD: Tensor = _Leave.apply(x_ND, pending.order_S, pending.slot_Nk, None, 0)
-        leaving, arriving = self._even(rows_SD.shape[0]) if pending.sizes is None else pending.sizes.wait()
-        rows_RD = _sent(rows_SD, arriving, leaving, self.group)
+    def dispatch_and_combine(self, x_ND: Tensor, weight_Nk: Tensor, pending: PendingDispatch) -> Tensor:
+        rows_SD: Tensor = _GatherRows.apply(x_ND, pending.order_S, pending.slot_Nk, None, 0)
+        send_counts, receive_counts = self._even(rows_SD.shape[0]) if pending.sizes is None else pending.sizes.wait()
+        received = sum(receive_counts)
+        rows_RD = _all_to_all(rows_SD, receive_counts, send_counts, self.group)
         del rows_SD  # frees memory while the experts compute
-        label_R = _labels(pending.arriving_We.flatten(), rows_RD.shape[0]) % self.num_local_experts
-        if not rows_RD.shape[0]:  # a row of no expert: every kernel takes it, and its gradients are zeros
+        label_R = _labels(pending.receive_We.flatten(), received) % self.num_local_experts
+        if received == 0:  # a row of no expert: every kernel takes it, and its gradients are zeros
             rows_RD, label_R = F.pad(rows_RD, (0, 0, 0, 1)), label_R.new_full((1,), self.num_local_experts)
-        y_RD = self.run_local_experts(rows_RD, label_R, spare=sum(arriving) == 0)[: sum(arriving)]
-        back_SD = _sent(y_RD, leaving, arriving, self.group)
+        y_RD = self.run_local_experts(rows_RD, label_R, has_unassigned_rows=received == 0)[:received]
+        back_SD = _all_to_all(y_RD, send_counts, receive_counts, self.group)
         del rows_RD, y_RD
-        return _Return.apply(back_SD, weight_Nk, pending.order_S, pending.slot_Nk, None)
+        return _CombineRows.apply(back_SD, weight_Nk, pending.order_S, pending.slot_Nk, None)
 
     def _even(self, slots: int) -> list[list[int]]:
         shares = [slots // self.ranks + (rank < slots % self.ranks) for rank in range(self.ranks)]
         return [shares, [shares[self.local_rank]] * self.ranks]
 
 
-class Static(Dispatch):
+class StaticDispatch(Dispatch):
     """Dispatch in buffers of the worst case: all tokens of a rank choose experts of one other rank.
 
     It never waits for the device. All ranks must have the same number of tokens.
     """
 
-    def over_ranks(self, x_ND: Tensor, weight_Nk: Tensor, pending: PendingDispatch) -> Tensor:
-        most = x_ND.shape[0] * min(weight_Nk.shape[1], self.num_local_experts)
-        place_S = self._places(pending, most)
-        rows_PD: Tensor = _Leave.apply(x_ND, pending.order_S, pending.slot_Nk, place_S, self.ranks * most)
-        label_P = _labels(pending.arriving_We, most).flatten()  # rows after the last received one have no expert
-        arrived_PD = _sent(rows_PD, None, None, self.group)
+    def dispatch_and_combine(self, x_ND: Tensor, weight_Nk: Tensor, pending: PendingDispatch) -> Tensor:
+        max_rows = x_ND.shape[0] * min(weight_Nk.shape[1], self.num_local_experts)
+        place_S = self._places(pending, max_rows)
+        rows_PD: Tensor = _GatherRows.apply(x_ND, pending.order_S, pending.slot_Nk, place_S, self.ranks * max_rows)
+        label_P = _labels(pending.receive_We, max_rows).flatten()  # rows after the last received one have no expert
+        arrived_PD = _all_to_all(rows_PD, None, None, self.group)
         del rows_PD
-        y_PD = self.run_local_experts(arrived_PD, label_P, spare=True)
-        back_PD = _sent(y_PD, None, None, self.group)
+        y_PD = self.run_local_experts(arrived_PD, label_P, has_unassigned_rows=True)
+        back_PD = _all_to_all(y_PD, None, None, self.group)
         del arrived_PD, y_PD
-        return _Return.apply(back_PD, weight_Nk, pending.order_S, pending.slot_Nk, place_S)
+        return _CombineRows.apply(back_PD, weight_Nk, pending.order_S, pending.slot_Nk, place_S)
 
-    def _places(self, pending: PendingDispatch, most: int) -> Tensor:
+    def _places(self, pending: PendingDispatch, max_rows: int) -> Tensor:
         """Return the row [S] of each slot in the buffer; the rows for a rank are at the beginning of its part."""
         end_W = pending.end_E.view(self.ranks, -1)[:, -1].to(torch.int64)
         begin_W = F.pad(end_W[:-1], (1, 0))
         slot_S = torch.arange(pending.order_S.shape[0], device=end_W.device)
-        shift_W = torch.arange(self.ranks, device=end_W.device) * most - begin_W
+        shift_W = torch.arange(self.ranks, device=end_W.device) * max_rows - begin_W
         return slot_S + shift_W.index_select(0, torch.searchsorted(end_W, slot_S, right=True))
 
 
-def _sent(rows: Tensor, arriving: list[int] | None, leaving: list[int] | None, group: dist.ProcessGroup) -> Tensor:
-    """Exchange parts of ``rows`` between all ranks (all-to-all with a gradient); without sizes, in equal parts."""
-    received = collectives.all_to_all_single_autograd(rows, arriving, leaving, group)  # type: ignore[no-untyped-call]
+def _all_to_all(
+    rows: Tensor, receive_counts: list[int] | None, send_counts: list[int] | None, group: dist.ProcessGroup
+) -> Tensor:
+    """Exchange parts of ``rows`` between all ranks, with a gradient; without counts, in equal parts."""
+    exchange = collectives.all_to_all_single_autograd
+    received = exchange(rows, receive_counts, send_counts, group)  # type: ignore[no-untyped-call]
     return collectives.wait_tensor(received)  # type: ignore[no-any-return]
 
 
@@ -178,7 +185,7 @@ def _labels(counts: Tensor, rows: int) -> Tensor:
     return torch.searchsorted(counts.cumsum(dim=-1), row, right=True)
 
 
-class _Leave(torch.autograd.Function):
+class _GatherRows(torch.autograd.Function):
     """Gathers the rows of the slots: [S, D], or [P, D] with each at its row of a buffer that is zero elsewhere."""
 
     @staticmethod
@@ -197,8 +204,8 @@ class _Leave(torch.autograd.Function):
         return bag(grad, place_Nk), None, None, None, None
 
 
-class _Return(torch.autograd.Function):
-    """Sums each token's k rows, placed as by ``_Leave``, times their weights: [N, D]."""
+class _CombineRows(torch.autograd.Function):
+    """Sums each token's k rows, placed as by ``_GatherRows``, times their weights: [N, D]."""
 
     @staticmethod
     def forward(

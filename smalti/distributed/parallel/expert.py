@@ -18,7 +18,7 @@ from smalti.config.model import ModelConfig
 from smalti.config.parallel import DispatchMode
 from smalti.cost.layout.rules import divisors, require, why_not_expert
 from smalti.distributed.group.mesh import Mesh
-from smalti.distributed.parallel.dispatch import Exact, Static
+from smalti.distributed.parallel.dispatch import ExactDispatch, StaticDispatch
 from smalti.model.blocks.moe.experts import Experts
 
 
@@ -41,7 +41,7 @@ def apply(model: nn.Module, mesh: Mesh, *, dispatch: DispatchMode) -> None:
     )
     experts_of = {(parent, name): experts for parent in model.modules()
                   for name, experts in parent.named_children() if isinstance(experts, Experts)}  # fmt: skip
-    group, mode = mesh.group("expert"), {"exact": Exact, "static": Static}[dispatch]
+    group, mode = mesh.group("expert"), {"exact": ExactDispatch, "static": StaticDispatch}[dispatch]
     for (parent, name), experts in experts_of.items():
         for weight_name, weight_EFD in list(experts.named_parameters(recurse=False)):
             setattr(experts, weight_name, _spread(weight_EFD, mesh))
@@ -49,12 +49,12 @@ def apply(model: nn.Module, mesh: Mesh, *, dispatch: DispatchMode) -> None:
 
 
 def assume_even_load(model: nn.Module) -> None:
-    """Make ``Exact`` assume the same number of rows for every rank.
+    """Make ``ExactDispatch`` assume the same number of rows for every rank.
 
     For a traced step, which has no choices to read; not for training.
     """
     for module in model.modules():
-        if isinstance(module, Exact):
+        if isinstance(module, ExactDispatch):
             module.assumes_even_load = True
 
 

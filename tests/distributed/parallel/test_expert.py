@@ -20,7 +20,7 @@ from smalti.cost.axes import Layout
 from smalti.distributed.group import mesh as meshes
 from smalti.distributed.group.mesh import Mesh
 from smalti.distributed.parallel import expert, fsdp
-from smalti.distributed.parallel.dispatch import Dispatch, Exact, Static
+from smalti.distributed.parallel.dispatch import Dispatch, ExactDispatch, StaticDispatch
 from smalti.model.blocks.moe.experts import Experts
 from smalti.model.decoder import Decoder
 
@@ -147,7 +147,7 @@ def test_a_choice_of_no_expert_gives_zero_and_takes_no_gradient(kernel: str) -> 
     experts, x = Experts(_config(kernel=kernel)), torch.randn(6, 16, requires_grad=True)
     label = torch.tensor([8, 2, 8, 8, 0, 8])[:, None]
     for _ in range(3):  # what lies in memory differs from time to time
-        out = experts.through(x, label, None, experts.weights(), spare=True)
+        out = experts.compute(x, label, None, experts.weights(), has_unassigned_rows=True)
         (gradient,) = torch.autograd.grad(out.sum(), [x])
         none = label[:, 0] == 8
         assert not out[none].any()
@@ -207,7 +207,7 @@ def fake_world() -> Any:
 @pytest.mark.usefixtures("fake_world")
 def test_static_reads_no_value_and_its_buffers_hold_the_worst_case() -> None:
     with FakeTensorMode():
-        dispatch, (x, chosen, weight) = _fake_layer(Static)
+        dispatch, (x, chosen, weight) = _fake_layer(StaticDispatch)
         with _NothingToTheHost(), _NoScalar() as watched:
             out = dispatch.forward(x, chosen, weight)
             out.sum().backward()
@@ -218,7 +218,7 @@ def test_static_reads_no_value_and_its_buffers_hold_the_worst_case() -> None:
 @pytest.mark.usefixtures("fake_world")
 def test_exact_reads_counts_once_and_can_assume_even_load() -> None:
     with FakeTensorMode():
-        dispatch, inputs = _fake_layer(Exact)
+        dispatch, inputs = _fake_layer(ExactDispatch)
         with pytest.raises(DataDependentOutputException):
             dispatch.forward(*inputs)
         dispatch.assumes_even_load = True  # type: ignore[attr-defined]
@@ -236,7 +236,7 @@ def test_backward_keeps_the_rows_that_came_gate_up_and_the_rows_that_came_back()
         return tensor
 
     with FakeTensorMode():
-        dispatch, (x, chosen, weight) = _fake_layer(Exact)
+        dispatch, (x, chosen, weight) = _fake_layer(ExactDispatch)
         dispatch.assumes_even_load = True  # type: ignore[attr-defined]
         weights = dispatch.weights()
         with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):

@@ -43,14 +43,16 @@ class Experts(nn.Module):
             nn.init.normal_(weight_EFD, std=config.initializer_range)
 
     def forward(self, x_ND: Tensor, expert_Nk: Tensor, weight_Nk: Tensor, pending: Any = None) -> Tensor:
-        """Return sum_k weight_k * expert_k(x): [N, D] -> [N, D]. ``pending``: the result of ``begin`` for these
-        choices."""
-        return self.through(x_ND, expert_Nk, weight_Nk, self.weights())
+        """Return sum_k weight_k * expert_k(x): [N, D] -> [N, D].
 
-    def begin(self, expert_Nk: Tensor) -> Any:
-        """Start work that needs only the choices, and return ``pending`` for ``forward``; there is none on one rank.
+        ``pending``: the result of ``exchange_counts`` for these choices.
+        """
+        return self.compute(x_ND, expert_Nk, weight_Nk, self.weights())
 
-        The subclass of ``distributed/parallel/dispatch.py``, for experts on several ranks, exchanges tokens.
+    def exchange_counts(self, expert_Nk: Tensor) -> Any:
+        """Exchange the row counts of these choices between ranks, and return ``pending`` for ``forward``.
+
+        Does nothing for experts on one rank; for more, ``distributed/parallel/dispatch.py`` has a subclass.
         """
         return None
 
@@ -58,15 +60,22 @@ class Experts(nn.Module):
         """Return the weights of the experts that this module computes: all."""
         return Weights(self.gate_proj, self.up_proj, self.down_proj)
 
-    def through(
-        self, x_ND: Tensor, expert_Nk: Tensor, weight_Nk: Tensor | None, weights: "Weights", *, spare: bool = False
+    def compute(
+        self,
+        x_ND: Tensor,
+        expert_Nk: Tensor,
+        weight_Nk: Tensor | None,
+        weights: "Weights",
+        *,
+        has_unassigned_rows: bool = False,
     ) -> Tensor:
-        """Return the same for given weights of any number E of experts.
+        """Compute ``forward`` with the given weights of any number E of experts.
 
-        ``weight_Nk`` None: every choice has weight 1. ``spare``: some choices are E, which is no expert and gives 0.
+        ``weight_Nk`` None: every choice has weight 1. ``has_unassigned_rows``: some choices are E, which is no expert;
+        their output is 0.
         """
         kernel = {"grouped": _grouped, "loop": _loop}[self.kernel]
-        return kernel(self, x_ND, expert_Nk, weight_Nk, weights, spare)
+        return kernel(self, x_ND, expert_Nk, weight_Nk, weights, has_unassigned_rows)
 
 
 class Weights(NamedTuple):
@@ -78,7 +87,12 @@ class Weights(NamedTuple):
 
 
 def _loop(
-    experts: Experts, x_ND: Tensor, expert_Nk: Tensor, weight_Nk: Tensor | None, weights: Weights, spare: bool
+    experts: Experts,
+    x_ND: Tensor,
+    expert_Nk: Tensor,
+    weight_Nk: Tensor | None,
+    weights: Weights,
+    has_unassigned_rows: bool,
 ) -> Tensor:
     """Compute expert after expert, the naive reference; synchronises with the device."""
     out_ND = torch.zeros_like(x_ND)
@@ -98,7 +112,12 @@ def _loop(
 
 
 def _grouped(
-    experts: Experts, x_ND: Tensor, expert_Nk: Tensor, weight_Nk: Tensor | None, weights: Weights, spare: bool
+    experts: Experts,
+    x_ND: Tensor,
+    expert_Nk: Tensor,
+    weight_Nk: Tensor | None,
+    weights: Weights,
+    has_unassigned_rows: bool,
 ) -> Tensor:
     """Compute all experts with one grouped matrix product per weight, on slots sorted by expert."""
     width = x_ND.shape[1]
@@ -113,7 +132,7 @@ def _grouped(
         *slots(expert_Nk, up.shape[0]),
         experts.activation,
         experts.activation_backward,
-        spare,
+        has_unassigned_rows,
     )
     return out_ND[:, :width]
 
@@ -162,14 +181,14 @@ class _Grouped(torch.autograd.Function):
         end_E: Tensor,
         act: Callable[[Tensor], Tensor],
         act_backward: Callable[[Tensor, Tensor], Tensor],
-        spare: bool,
+        has_unassigned_rows: bool,
     ) -> Tensor:
         x_SD = x_ND.index_select(0, order_S // slot_Nk.shape[1])
         up_SF = F.grouped_mm(x_SD, up.mT, offs=end_E)
         gate_SF = None if gate is None else F.grouped_mm(x_SD, gate.mT, offs=end_E)
         inner_SF = act(up_SF) if gate_SF is None else act(gate_SF).mul_(up_SF)
         y_SD = F.grouped_mm(inner_SF, down, offs=end_E)
-        ctx.unwritten_S1 = _unused_slots(end_E, order_S) if spare else None
+        ctx.unwritten_S1 = _unused_slots(end_E, order_S) if has_unassigned_rows else None
         _clear(y_SD, ctx.unwritten_S1)
         saved_SD = None if weight_Nk is None else y_SD
         ctx.save_for_backward(x_ND, weight_Nk, gate, up, down, order_S, slot_Nk, end_E, gate_SF, up_SF, saved_SD)

@@ -30,7 +30,7 @@ class MoE(nn.Module):
         """[B, T, D] -> [B, T, D] and the router sums; ``mask_BT`` is True for tokens that count in them."""
         routing = self.router(x_BTD)
         expert_Nk, weight_Nk = routing.expert_BTk.flatten(0, 1), routing.weight_BTk.flatten(0, 1)
-        pending = self.experts.begin(expert_Nk)
+        pending = self.experts.exchange_counts(expert_Nk)
         # First what needs no routed expert: it overlaps with the exchange of tokens between ranks.
         stats = router_stats(routing, mask_BT, self.over_row)
         shared_BTD = None if self.shared_experts is None else self.shared_experts(x_BTD)
