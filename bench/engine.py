@@ -16,8 +16,9 @@ from record import RecordOption, record
 
 from smalti.config.model import ModelConfig
 from smalti.model.decoder import Decoder
+from smalti.model.dtypes import DTYPES
 from smalti.model.init import init_weights
-from smalti.serve.engine.engine import DTYPES, Engine
+from smalti.serve.engine.engine import Engine
 from smalti.serve.engine.offline import generate
 from smalti.serve.engine.sampling import SamplingParams
 from smalti.serve.engine.scheduler import Limits

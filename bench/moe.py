@@ -30,13 +30,14 @@ from transformers.models.mixtral.modeling_mixtral import MixtralSparseMoeBlock
 from smalti.config.model import ModelConfig
 from smalti.distributed.group.allocator import keep_freed_memory
 from smalti.model.blocks.moe import MoE
+from smalti.model.dtypes import DTYPES
 
 THREADS = 2
 EXPERTS, TOP_K, TOKENS, WIDTH, INNER = 16, 4, 2048, 512, 1024
 GPU_TOKENS = 16384
 TOLERANCE = {"fp32": 1e-5, "bf16": 2e-2}
 SAME_CHOICES_FRAC = 0.9
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+
 AIMS = {("bf16", "dbrx"): 2.0, ("bf16", "mixtral"): 1.15, ("fp32", "dbrx"): 1.0, ("fp32", "mixtral"): 1.0}
 
 Block = Callable[[Tensor], Tensor]

@@ -47,7 +47,8 @@ def run(
     from smalti.evals import bf16
     from smalti.evals import suite as suites_module
     from smalti.fleet import machine
-    from smalti.serve.engine.engine import DTYPES, Engine
+    from smalti.model.dtypes import DTYPES
+    from smalti.serve.engine.engine import Engine
     from smalti.serve.folders import find
 
     folder = find(model)

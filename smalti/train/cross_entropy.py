@@ -16,7 +16,7 @@ from torch.autograd.function import once_differentiable
 
 from smalti.base.errors import DataError
 from smalti.distributed.parallel.slices import Ranks, all_gather_stacked
-from smalti.distributed.parallel.tensor import vocabulary
+from smalti.distributed.parallel.tensor import head_shard
 from smalti.train.batches import IGNORE
 
 
@@ -42,12 +42,13 @@ def cross_entropy_head(
 
     def head(hidden_BTD: Tensor, weight_VD: Tensor) -> tuple[Tensor, Tensor]:
         targets_N = targets_BT.flatten()
-        part = vocabulary(weight_VD)
+        shard = head_shard(weight_VD)
         _check(targets_N, weight_VD.shape[0])
-        options = _Options(z_loss_coef, soft_cap, chunk_bytes, part.ranks)
+        options = _Options(z_loss_coef, soft_cap, chunk_bytes, shard.ranks)
         counted_N1 = (targets_N != IGNORE)[:, None]
+        hidden_ND = hidden_BTD.flatten(0, -2)
         return _ChunkedCrossEntropy.apply(
-            hidden_BTD.flatten(0, -2), part.weight, targets_N - part.first, counted_N1, options, torch.is_grad_enabled()
+            hidden_ND, shard.weight, targets_N - shard.first, counted_N1, options, torch.is_grad_enabled()
         )
 
     return head

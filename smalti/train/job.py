@@ -26,11 +26,12 @@ from smalti.distributed.group import lost
 from smalti.distributed.group import mesh as meshes
 from smalti.distributed.group import world as worlds
 from smalti.distributed.group.mesh import Mesh
-from smalti.distributed.parallel import fsdp, sequence, tensor
+from smalti.distributed.parallel import fsdp, sequence
 from smalti.distributed.parallel.parallelize import parallelize
 from smalti.distributed.parallel.pipeline import StagedDecoder
 from smalti.model.blocks.attention.choice import kernel_names
 from smalti.model.decoder import Decoder
+from smalti.model.dtypes import DTYPES
 from smalti.model.init import draw
 from smalti.track.events import EventLog, NoEventLog
 from smalti.track.run import RunFolder
@@ -38,6 +39,7 @@ from smalti.train import forgetting, oom, origin, profile, rank_setup, resume
 from smalti.train import microbatch as microbatches
 from smalti.train import pipeline as pipelines
 from smalti.train.batches import Batches, TokenBatches
+from smalti.train.gradient_sums import with_gradient_sums
 from smalti.train.loop import Evaluate, Hook, Job, fit
 from smalti.train.loss import LanguageLoss
 from smalti.train.optim import build_optimizer, moments
@@ -254,7 +256,7 @@ def _describe_model(config: JobConfig, layout: Layout, device: torch.device) -> 
     if not isinstance(config, RunConfig):
         return {}
     params = count(config.model)
-    dtype = fsdp.DTYPES[config.train.precision.compute]
+    dtype = DTYPES[config.train.precision.compute]
     tokens = max(config.data.seq_lens)
     packed = config.data.mask_documents
     kernels: dict[str, str] = dict(kernel_names(config.model, device, dtype, tokens, documents=packed))
@@ -268,7 +270,7 @@ def state_of(config: JobConfig, model: nn.Module, loss: Loss, mesh: Mesh, device
     optimizer = build_optimizer(model, config.train.optimizer)
     lr = LearningRate.of(config)
     balance = loss.balance if isinstance(loss, LanguageLoss) else None
-    forward_backward = tensor.with_gradient_sums(_forward_backward(config, mesh.layout, model, loss, device), mesh)
+    forward_backward = with_gradient_sums(_forward_backward(config, mesh.layout, model, loss, device), mesh)
     clip_norm = config.train.optimizer.clip_norm
     return TrainState(
         model, optimizer, lr, clip_norm, balance, forward_backward, mesh.layout.tensor, mesh.layout.pipeline

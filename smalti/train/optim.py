@@ -15,7 +15,7 @@ from torch.distributed.tensor import DTensor
 from torch.optim.sgd import sgd
 
 from smalti.config.optimizer import OptimizerConfig, OptimizerName
-from smalti.distributed.parallel.fsdp import local
+from smalti.distributed.parallel.dtensors import local
 
 Groups = list[dict[str, Any]]
 

@@ -29,7 +29,7 @@ from smalti.cost.layout.collectives import VOTES
 from smalti.distributed.group import mesh as meshes
 from smalti.distributed.group.mesh import Mesh
 from smalti.distributed.parallel import expert, fsdp, sequence
-from smalti.distributed.parallel.fsdp import local
+from smalti.distributed.parallel.dtensors import local
 from smalti.distributed.parallel.ring import Ring
 from smalti.distributed.parallel.ulysses import Ulysses
 from smalti.distributed.trace.live_bytes import LiveBytes, Storage

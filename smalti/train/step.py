@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from smalti.distributed.parallel.fsdp import local, square_norm
+from smalti.distributed.parallel.dtensors import local, square_norm
 from smalti.train.expert_balance import ExpertBalance
 
 Metrics = dict[str, Tensor]

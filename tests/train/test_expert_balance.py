@@ -17,6 +17,7 @@ from smalti.config.train import LossConfig
 from smalti.distributed.checkpoint import checkpoint
 from smalti.distributed.group import mesh as meshes
 from smalti.distributed.parallel import fsdp
+from smalti.distributed.parallel.dtensors import local
 from smalti.model.blocks.moe.router import Router
 from smalti.model.blocks.moe.router_stats import RouterStats, over_layers, router_stats
 from smalti.model.decoder import Decoder
@@ -212,7 +213,7 @@ def _trained(rank: int, root: Any, name: str, stop: int | None) -> dict[str, tor
     job = build(_run(root, name), hooks=[StopAt()])
     with contextlib.suppress(Stop):
         fit(job)
-    return {key: fsdp.local(value).clone() for key, value in tensors_of(job.state).items()}
+    return {key: local(value).clone() for key, value in tensors_of(job.state).items()}
 
 
 @pytest.mark.slow

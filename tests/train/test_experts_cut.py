@@ -12,7 +12,7 @@ from torch import nn
 from torch.distributed.tensor import Shard, distribute_tensor, init_device_mesh
 
 from smalti.distributed.checkpoint import checkpoint
-from smalti.distributed.parallel.fsdp import _cut
+from smalti.distributed.parallel.fsdp import _placement
 
 SIX = MOE.model_copy(update={"moe": MOE.moe.model_copy(update={"num_experts": 6}) if MOE.moe else None})
 
@@ -28,7 +28,7 @@ SIX = MOE.model_copy(update={"moe": MOE.moe.model_copy(update={"num_experts": 6}
     ],
 )
 def test_which_dim_is_cut(shape: tuple[int, ...], shards: int, dim: int | None) -> None:
-    results = _cut(nn.Parameter(torch.empty(shape, device="meta")), shards)
+    results = _placement(nn.Parameter(torch.empty(shape, device="meta")), shards)
     assert results == (None if dim is None else Shard(dim))
 
 
@@ -47,7 +47,7 @@ def _experts(fill: float | None) -> dict[str, torch.Tensor]:
     """[3, 8, 4] on one rank or more, cut as ``shard`` would."""
     mesh, generator = init_device_mesh("cpu", (dist.get_world_size(),)), torch.Generator().manual_seed(1)
     whole = torch.randn(3, 8, 4, generator=generator) if fill is None else torch.full((3, 8, 4), fill)
-    place = _cut(nn.Parameter(whole), dist.get_world_size()) or Shard(0)
+    place = _placement(nn.Parameter(whole), dist.get_world_size()) or Shard(0)
     return {"model.experts": distribute_tensor(whole, mesh, [place], src_data_rank=None)}
 
 

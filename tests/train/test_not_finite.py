@@ -17,7 +17,7 @@ from smalti.config.load import from_dict
 from smalti.config.optimizer import OptimizerConfig
 from smalti.config.run import RunConfig
 from smalti.distributed.checkpoint import checkpoint
-from smalti.distributed.parallel.fsdp import local
+from smalti.distributed.parallel.dtensors import local
 from smalti.track.run import RunFolder
 from smalti.train import Hook, build, fit
 from smalti.train.loop import Job

@@ -20,6 +20,7 @@ from smalti.config.optimizer import OptimizerConfig
 from smalti.config.run import RunConfig
 from smalti.distributed.group import mesh
 from smalti.distributed.parallel import fsdp
+from smalti.distributed.parallel.dtensors import local
 from smalti.model.decoder import Decoder
 from smalti.track.sinks.jsonl import read_metrics
 from smalti.train import Hook, build, fit
@@ -141,7 +142,7 @@ def _fit(rank: int, config: RunConfig, stops: bool) -> dict[str, Tensor]:
     with contextlib.suppress(RetryableError):
         fit(job)
     assert (job.state.step < 12) == stops
-    return {name: fsdp.local(tensor).detach().clone() for name, tensor in job.tensors().items()}
+    return {name: local(tensor).detach().clone() for name, tensor in job.tensors().items()}
 
 
 @pytest.mark.slow

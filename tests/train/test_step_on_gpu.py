@@ -12,6 +12,7 @@ from smalti.config.optimizer import OptimizerConfig
 from smalti.config.train import LossConfig
 from smalti.distributed.group import mesh as meshes
 from smalti.distributed.parallel import fsdp
+from smalti.distributed.parallel.dtensors import local
 from smalti.model.blocks.attention.scores import document_runs
 from smalti.model.decoder import Decoder
 from smalti.model.init import draw
@@ -67,16 +68,16 @@ def test_nothing_in_the_step_waits_for_the_device(kind: str, optimizer: str) -> 
     try:
         torch.cuda.set_sync_debug_mode("error")
         results = [train_step(state, microbatches, loss) for _ in range(3)]
-        good = [fsdp.local(tensor).clone() for tensor in tensors_of(state).values()]
+        good = [local(tensor).clone() for tensor in tensors_of(state).values()]
         bad = [train_step(state, microbatches, one) for one in (_spoilt(loss), loss)]
     finally:
         torch.cuda.set_sync_debug_mode("default")
     assert all(bool(torch.isfinite(result.loss)) for result in results)
     assert bool(bad[0].loss.isnan())
-    assert all(torch.equal(old, fsdp.local(new)) for old, new in zip(good, tensors_of(state).values(), strict=True))
+    assert all(torch.equal(old, local(new)) for old, new in zip(good, tensors_of(state).values(), strict=True))
     state.found_inf = None
     train_step(state, microbatches, loss)
-    assert not torch.equal(good[0], fsdp.local(next(iter(tensors_of(state).values()))))
+    assert not torch.equal(good[0], local(next(iter(tensors_of(state).values()))))
 
 
 def _spoilt(loss: Loss) -> Loss:

@@ -22,10 +22,11 @@ from smalti.config.model import ModelConfig
 from smalti.config.run import RunConfig
 from smalti.data.tokenizer.tokenizer import load_tokenizer
 from smalti.distributed.checkpoint import card, checkpoint
+from smalti.model.dtypes import DTYPES
 from smalti.model.huggingface import FAMILIES, load_folder, open_folder, save_folder
 from smalti.track.checkpoint_names import complete, step_of
 
-_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+_DTYPES = DTYPES | {"fp16": torch.float16}
 _LARGEST_ERROR = 1e-5
 RECORD = "export.json"
 """File that names the run and step of the folder."""

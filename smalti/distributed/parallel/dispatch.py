@@ -15,7 +15,7 @@ from torch.autograd.function import once_differentiable
 from torch.distributed import _functional_collectives as collectives
 from torch.nn import functional as F
 
-from smalti.distributed.parallel.fsdp import local
+from smalti.distributed.parallel.dtensors import local
 from smalti.model.blocks.moe.experts import Experts, Weights, bag, bag_backward, slots
 
 

@@ -1,6 +1,6 @@
 """Expert parallelism: the experts of each layer spread over the ranks of the axis ``expert``.
 
-A rank holds E / ranks experts of every layer, as DTensors of the axis, which ``fsdp.shard`` cuts further along their
+A rank holds E / ranks experts of every layer, as DTensors of the axis, which ``fsdp.shard`` shards further along their
 width. Names and global shapes of parameters stay the same.
 
 Shapes: E experts, F width inside an expert, D hidden.
@@ -25,7 +25,7 @@ from smalti.model.blocks.moe.experts import Experts
 def apply(model: nn.Module, mesh: Mesh, *, dispatch: DispatchMode) -> None:
     """Make the experts' weights DTensors of the axis, and replace ``Experts`` by modules that send tokens to them.
 
-    ``model`` is on the meta device. After ``tensor.apply``, whose cut of the width it keeps; before ``fsdp.shard``.
+    ``model`` is on the meta device. After ``tensor.apply``, whose sharding of the width it keeps; before ``fsdp.shard``.
     UserError with the nearest size where experts or their width do not divide, or there are none.
     """
     layout = mesh.layout

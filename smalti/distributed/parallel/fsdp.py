@@ -6,19 +6,20 @@ step alone divides, by the global weight.
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
-from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
 from smalti.distributed.group.mesh import Mesh
+from smalti.distributed.parallel.dtensors import local
+from smalti.model.dtypes import DTYPES
 
 _KEEP_GATHERED_BYTES = 1 << 30
 """Up to this many bytes of gathered weights blocks stay gathered between forward and backward: one all-gather less."""
-
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
 def blocks_of(model: nn.Module) -> Iterator[nn.Module]:
@@ -42,19 +43,18 @@ def shard(model: nn.Module, mesh: Mesh, *, compute: str, reduce: str) -> nn.Modu
     gathered_bytes = sum(p.numel() for p in model.parameters()) * DTYPES[compute].itemsize
     # A pipeline stage uses its weights in every microbatch, so resharding would all-gather them each time.
     reshard = gathered_bytes > _KEEP_GATHERED_BYTES and mesh.layout.pipeline == 1
-    weights, shards = mesh.weights, mesh.weights.size(-1)
-
-    def cut(parameter: nn.Parameter) -> Shard | None:
-        return _cut(parameter, shards)
+    weights = mesh.weights
+    placement = partial(_placement, shards=weights.size(-1))
 
     for module in model.modules():
         if getattr(module, "full_precision", False):  # a router: small, so it stays gathered
             fully_shard(module, mesh=weights, mp_policy=in_full, reshard_after_forward=False)
+    # Dim 0 of these experts [E, F, D] is already sharded over the axis ``expert``, so FSDP shards their width F.
     for experts in _spread_experts(model) if mesh.layout.expert > 1 else ():
         fully_shard(experts, mesh=mesh.experts, mp_policy=of_experts, reshard_after_forward=reshard,
                     shard_placement_fn=lambda _: Shard(1))  # fmt: skip
     for block in blocks_of(model):
-        fully_shard(block, mesh=weights, mp_policy=policy, reshard_after_forward=reshard, shard_placement_fn=cut)
+        fully_shard(block, mesh=weights, mp_policy=policy, reshard_after_forward=reshard, shard_placement_fn=placement)
     fully_shard(model, mesh=weights, mp_policy=policy, reshard_after_forward=reshard)
     for module in model.modules():
         # For one rank these settings would only cost two passes over its gradients.
@@ -74,7 +74,7 @@ def _spread_experts(model: nn.Module) -> list[nn.Module]:
     ]
 
 
-def _cut(parameter: nn.Parameter, shards: int) -> Shard | None:
+def _placement(parameter: nn.Parameter, shards: int) -> Shard | None:
     """Return the dim to shard; None means dim 0.
 
     Experts [E, F, D] use the first dim divisible by ``shards``: FSDP2 would pad dim 0, so 16 experts on 64 ranks would
@@ -121,36 +121,3 @@ def broadcast(model: nn.Module) -> None:
     if dist.get_world_size() > 1:
         for tensor in [*model.parameters(), *model.buffers()]:
             dist.broadcast(tensor.detach(), src=0)
-
-
-def local(tensor: Tensor) -> Tensor:
-    """Return this rank's part of a tensor, sharing its storage."""
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
-
-
-def square_norm(gradients: list[Tensor], *, pipeline: int = 1) -> Tensor:
-    """Return this rank's share of the squared L2 norm over all gradients: shape (), fp64; the shares sum to the norm.
-
-    A part that several ranks hold is divided by their number, so the tensors may have different meshes. ``pipeline``:
-    ranks along that axis, which have different tensors.
-    """
-    world_size = dist.get_world_size() // pipeline if dist.is_initialized() else 1
-    total = torch.zeros((), dtype=torch.float64, device=gradients[0].device if gradients else None)
-    for copies, group in _by_copies(gradients, world_size).items():
-        norms = torch._foreach_norm([local(gradient) for gradient in group])
-        total = total + torch.stack(norms).double().square().sum() / copies
-    return total
-
-
-def _by_copies(gradients: list[Tensor], world_size: int) -> dict[int, list[Tensor]]:
-    groups: dict[int, list[Tensor]] = {}
-    for gradient in gradients:
-        copies = world_size
-        if isinstance(gradient, DTensor):
-            sizes = zip(gradient.device_mesh.shape, gradient.placements, strict=True)
-            parts = 1
-            for size, where in sizes:
-                parts *= 1 if isinstance(where, Replicate) else size
-            copies = world_size // parts
-        groups.setdefault(copies, []).append(gradient)
-    return groups

@@ -11,6 +11,7 @@ from smalti.config.train import PrecisionConfig
 from smalti.distributed.group.mesh import Mesh
 from smalti.distributed.parallel import expert, fsdp, pipeline, sequence, tensor
 from smalti.distributed.parallel.recompute import recompute
+from smalti.model.dtypes import DTYPES
 
 
 def parallelize(
@@ -24,9 +25,9 @@ def parallelize(
     UserError with the nearest size where the model does not allow one.
     """
     # First, so that the other axes apply to the layers of this rank's pipeline stages alone.
-    compute = fsdp.DTYPES[precision.compute]
+    compute = DTYPES[precision.compute]
     model = pipeline.apply(model, mesh, schedule=parallel.pipeline_schedule, compute=compute)
-    # Before expert, which keeps this cut of the experts' width. Makes matrices DTensors of the axis.
+    # Before expert, which keeps this sharding of the experts' width. Makes matrices DTensors of the axis.
     tensor.apply(model, mesh)
     # Makes the experts' weights DTensors of the axis, and sends tokens to their ranks.
     expert.apply(model, mesh, dispatch=parallel.dispatch)

@@ -63,7 +63,7 @@ def apply(model: nn.Module, mesh: Mesh, *, schedule: PipelineSchedule, compute: 
     layout = mesh.layout
     if layout.pipeline == 1:
         return model
-    assert isinstance(model, Decoder), "only a Decoder is cut into pipeline stages"
+    assert isinstance(model, Decoder), "only a Decoder is split into pipeline stages"
     config = model.config
     require(layout, "pipeline", lambda size: why_not_pipeline(config, size, schedule), range(1, layout.pipeline))
     with torch.device("meta"):

@@ -1,19 +1,17 @@
 """Tensor parallelism: each matrix is split over the ranks of the axis ``tensor``.
 
 Shoeybi et al. 2019, arXiv 1909.08053; between the matrices each rank has a slice of every row (Korthikanti et al. 2022,
-arXiv 2205.05198). Parameters keep their names. Not for decoding with a cache. What is cut, and how:
+arXiv 2205.05198). Parameters keep their names. Not for decoding with a cache. What is sharded, and how:
 docs/concepts/distributed/tensor-parallel.md.
 
 Shapes: B rows, T tokens of a row, t those of this rank's slice, D hidden, F inner, V vocabulary.
 """
 
-from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
@@ -23,7 +21,7 @@ from smalti.base.errors import UserError
 from smalti.cost.layout.rules import divisors, require, why_not_tensor
 from smalti.distributed.group.mesh import Mesh
 from smalti.distributed.parallel.dispatch import LocalExperts
-from smalti.distributed.parallel.fsdp import local
+from smalti.distributed.parallel.dtensors import local
 from smalti.distributed.parallel.slices import (
     Ranks,
     all_gather_replicated,
@@ -41,9 +39,6 @@ from smalti.model.blocks.norm import RMSNorm
 from smalti.model.decoder import Decoder
 
 AXIS = "tensor"
-
-ForwardBackward = Callable[[Any, Sequence[Any], Any], Any]
-"""``train.step.ForwardBackward``."""
 
 
 def apply(model: nn.Module, mesh: Mesh) -> None:
@@ -75,57 +70,35 @@ def apply(model: nn.Module, mesh: Mesh) -> None:
     )
 
 
-def with_gradient_sums(forward_backward: ForwardBackward, mesh: Mesh) -> ForwardBackward:
-    """Wrap ``forward_backward`` so that gradients of uncut parameters are all-reduced over the axis, once a step.
-
-    Every rank holds these parameters whole (norms, router, biases of outputs that are summed), and a part of their
-    gradient.
-    """
-    if mesh.layout.tensor == 1:
-        return forward_backward
-
-    def with_sums(state: Any, microbatches: Sequence[Any], loss: Any) -> Any:
-        sums = forward_backward(state, microbatches, loss)
-        parts = [local(p.grad) for p in state.model.parameters() if p.grad is not None and not is_cut(p)]
-        if parts:
-            flat = torch.cat([part.flatten() for part in parts])
-            dist.all_reduce(flat, group=mesh.group("tensor"))
-            wholes = flat.split([part.numel() for part in parts])
-            torch._foreach_copy_(parts, [whole.view_as(part) for whole, part in zip(wholes, parts, strict=True)])
-        return sums
-
-    return with_sums
-
-
-def is_cut(parameter: Tensor) -> bool:
+def is_tensor_sharded(parameter: Tensor) -> bool:
     """Return whether ranks of the axis hold different parts of it, whether or not FSDP shards it too."""
     return isinstance(parameter, DTensor) and AXIS in (parameter.device_mesh.mesh_dim_names or ())
 
 
-class Vocabulary(NamedTuple):
-    """This rank's part of an output matrix."""
+class HeadShard(NamedTuple):
+    """This rank's part of the weight of an output head."""
 
     weight: Tensor
     """[v, D]."""
     first: int
     """Index of its first row in the whole matrix."""
     ranks: Ranks | None
-    """The ranks that share the matrix; None where it is not cut."""
+    """The ranks that share the matrix; None where it is not sharded."""
 
 
-def vocabulary(weight_VD: Tensor) -> Vocabulary:
+def head_shard(weight_VD: Tensor) -> HeadShard:
     """Return this rank's part of the weight that a head gets."""
     if not isinstance(weight_VD, DTensor):
-        return Vocabulary(weight_VD, 0, None)
+        return HeadShard(weight_VD, 0, None)
     ranks, part = Ranks.of(weight_VD.device_mesh), weight_VD.to_local()
-    return Vocabulary(part, ranks.local_rank * part.shape[0], ranks)
+    return HeadShard(part, ranks.local_rank * part.shape[0], ranks)
 
 
 # ---- inside a block -------------------------------------------------------------------------------------------------
 
 
 def _apply_to_attention(attention: Attention, axis: DeviceMesh, ranks: Ranks) -> None:
-    """Cut query, key and value along their output, the output projection along its input."""
+    """Shard query, key and value along their output, the output projection along its input."""
     attention.q_proj = ColumnParallelLinear(attention.q_proj, axis)
     attention.k_proj = ColumnParallelLinear(attention.k_proj, axis)
     attention.v_proj = ColumnParallelLinear(attention.v_proj, axis)
@@ -137,24 +110,24 @@ def _apply_to_attention(attention: Attention, axis: DeviceMesh, ranks: Ranks) ->
 
 
 def _apply_to_mlp(mlp: MLP, axis: DeviceMesh, ranks: Ranks) -> None:
-    """Cut gate and up along their output, down along its input."""
-    if is_cut(mlp.up_proj.weight):  # shared experts, which their layer has cut
+    """Shard gate and up along their output, down along its input."""
+    if is_tensor_sharded(mlp.up_proj.weight):  # shared experts, which their layer has sharded
         return
-    _cut_columns(mlp, axis)
+    _shard_columns(mlp, axis)
     mlp.down_proj = RowParallelLinear(mlp.down_proj, axis, ranks)
     _gather_input(mlp, ranks)
 
 
 def _apply_to_experts(moe: MoE, axis: DeviceMesh, ranks: Ranks) -> None:
-    """Cut the experts along F, and reduce-scatter their summed output.
+    """Shard the experts along F, and reduce-scatter their summed output.
 
     Router losses are equal on all ranks, so each contributes 1/W of the gradient.
     """
     for name, _ in list(moe.experts.named_parameters(recurse=False)):
-        _cut(moe.experts, name, 1, axis)
+        _shard(moe.experts, name, 1, axis)
     moe.experts = LocalExperts(moe.experts)
     if moe.shared_experts is not None:
-        _cut_columns(moe.shared_experts, axis)
+        _shard_columns(moe.shared_experts, axis)
         moe.shared_experts.down_proj = RowParallelLinear(moe.shared_experts.down_proj, axis, None)
     _gather_input(moe, ranks)
 
@@ -170,7 +143,7 @@ def _gather_input(module: nn.Module, ranks: Ranks) -> None:
     module.register_forward_pre_hook(lambda _, args: (all_gather_sequence(args[0], ranks), *args[1:]))
 
 
-def _cut_columns(mlp: MLP, axis: DeviceMesh) -> None:
+def _shard_columns(mlp: MLP, axis: DeviceMesh) -> None:
     if mlp.gate_proj is not None:
         mlp.gate_proj = ColumnParallelLinear(mlp.gate_proj, axis)
     mlp.up_proj = ColumnParallelLinear(mlp.up_proj, axis)
@@ -182,9 +155,9 @@ class ColumnParallelLinear(nn.Linear):
     def __init__(self, linear: nn.Linear, axis: DeviceMesh) -> None:
         super().__init__(linear.in_features, linear.out_features, device="meta")
         self.weight, self.bias = linear.weight, linear.bias
-        _cut(self, "weight", 0, axis)
+        _shard(self, "weight", 0, axis)
         if self.bias is not None:
-            _cut(self, "bias", 0, axis)
+            _shard(self, "bias", 0, axis)
 
     def forward(self, x_BTD: Tensor) -> Tensor:
         """[B, T, D] -> [B, T, F / ranks]."""
@@ -200,7 +173,7 @@ class RowParallelLinear(nn.Linear):
     def __init__(self, linear: nn.Linear, axis: DeviceMesh, ranks: Ranks | None) -> None:
         super().__init__(linear.in_features, linear.out_features, device="meta")
         self.weight, self.bias, self.ranks = linear.weight, linear.bias, ranks
-        _cut(self, "weight", 1, axis)
+        _shard(self, "weight", 1, axis)
 
     def forward(self, x_BTF: Tensor) -> Tensor:
         """[B, T, F / ranks] -> [B, t, D], or [B, T, D], a part of the sum."""
@@ -216,7 +189,7 @@ class ParallelRMSNorm(RMSNorm):
     def __init__(self, norm: RMSNorm, axis: DeviceMesh, ranks: Ranks) -> None:
         super().__init__(norm.weight.shape[0], norm.eps)
         self.weight, self.ranks = norm.weight, ranks
-        _cut(self, "weight", 0, axis)
+        _shard(self, "weight", 0, axis)
 
     def forward(self, x_BTF: Tensor) -> Tensor:
         """[B, T, F / ranks] -> the same shape."""
@@ -226,7 +199,7 @@ class ParallelRMSNorm(RMSNorm):
         return (normal * local(self.weight)).to(x_BTF.dtype)
 
 
-def _cut(module: nn.Module, name: str, dim: int, axis: DeviceMesh) -> None:
+def _shard(module: nn.Module, name: str, dim: int, axis: DeviceMesh) -> None:
     whole = getattr(module, name)
     part = distribute_tensor(whole.detach(), axis, [Shard(dim)], src_data_rank=None)
     setattr(module, name, nn.Parameter(part, requires_grad=whole.requires_grad))
@@ -241,14 +214,14 @@ def _positions_of(inner: Any, ranks: Ranks, slice_tokens: int, device: torch.dev
 
 
 def _apply_to_embedding_and_head(model: Decoder, axis: DeviceMesh, ranks: Ranks) -> None:
-    """Cut embedding and head over the vocabulary, and gather the output of the last norm.
+    """Shard embedding and head over the vocabulary, and gather the output of the last norm.
 
     A pipeline stage may have one of them, or none.
     """
     if model.embed is not None:
         model.embed = VocabularyParallelEmbedding(model.embed, axis, ranks)
     if model.lm_head is not None:
-        _cut(model.lm_head, "weight", 0, axis)
+        _shard(model.lm_head, "weight", 0, axis)
     if model.norm is not None:
         model.norm.register_forward_hook(lambda _, args, x_BtD: all_gather_sequence(x_BtD, ranks))
 
@@ -259,7 +232,7 @@ class VocabularyParallelEmbedding(nn.Embedding):
     def __init__(self, embed: nn.Embedding, axis: DeviceMesh, ranks: Ranks) -> None:
         super().__init__(embed.num_embeddings, embed.embedding_dim, device="meta")
         self.weight, self.ranks = embed.weight, ranks
-        _cut(self, "weight", 0, axis)
+        _shard(self, "weight", 0, axis)
 
     def forward(self, ids_BT: Tensor) -> Tensor:
         """[B, T] -> [B, t, D]. UserError where T is not a multiple of the ranks."""
@@ -280,6 +253,6 @@ class VocabularyParallelEmbedding(nn.Embedding):
 
 def _project(hidden: Tensor, weight_VD: Tensor) -> Tensor:
     """Return the logits of the whole vocabulary, from which the heads of all ranks compute the same."""
-    part = vocabulary(weight_VD)
-    assert part.ranks is not None
-    return all_gather_replicated(F.linear(hidden, part.weight), part.ranks)
+    shard = head_shard(weight_VD)
+    assert shard.ranks is not None
+    return all_gather_replicated(F.linear(hidden, shard.weight), shard.ranks)

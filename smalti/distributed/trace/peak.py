@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import torch
 
-from smalti.distributed.parallel.fsdp import DTYPES
+from smalti.model.dtypes import DTYPES
 
 _SIZES = {"cpu": (512, 1024, 2048), "cuda": (4096, 8192)}
 _SECONDS_A_SIZE = 0.2

@@ -27,7 +27,8 @@ from smalti.evals.bf16 import copy_that_agrees
 from smalti.evals.graders.intervals import bootstrap_ratio
 from smalti.evals.likelihood import Progress, Window, score
 from smalti.evals.results import TaskResult
-from smalti.serve.engine.engine import DTYPES, Engine
+from smalti.model.dtypes import DTYPES
+from smalti.serve.engine.engine import Engine
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,7 @@ from smalti.base import log
 from smalti.base.errors import UserError
 from smalti.data.tokenizer.tokenizer import StreamDecoder, Tokenizer, load_tokenizer
 from smalti.model.decoder import Decoder
+from smalti.model.dtypes import DTYPES
 from smalti.model.huggingface import load_folder
 from smalti.serve.engine.request import FinishReason, OnOutput, Request, RequestOutput, TokenScore
 from smalti.serve.engine.runner import Runner
@@ -30,7 +31,6 @@ from smalti.serve.folders import ModelFolder
 
 _CONTEXT_TOKENS = 4
 """Last tokens of the prompt that the text decoder sees first: some tokenizers drop a space at the start of a text."""
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
 @dataclass(frozen=True)

@@ -23,6 +23,7 @@ from smalti.cost.axes import Layout
 from smalti.distributed.checkpoint import checkpoint
 from smalti.distributed.group import mesh as meshes
 from smalti.distributed.parallel import fsdp
+from smalti.distributed.parallel.dtensors import local
 from smalti.distributed.parallel.parallelize import parallelize
 from smalti.evals.in_loop import heldout_hook
 from smalti.model.blocks.moe.choices import forced_choices, recorded_choices
@@ -180,7 +181,7 @@ def _loaded(rank: int, layout: Layout, path: str) -> dict[str, Tensor]:
     state = _state(layout, "static")
     with torch.no_grad():
         for tensor in _tensors(state).values():
-            fsdp.local(tensor).fill_(-1)
+            local(tensor).fill_(-1)
     checkpoint.load(path, _tensors(state))
     return _whole(_tensors(state))
 

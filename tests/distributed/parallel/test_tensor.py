@@ -26,13 +26,14 @@ from smalti.cost.layout.collectives import collectives
 from smalti.distributed.checkpoint import checkpoint
 from smalti.distributed.group import mesh as meshes
 from smalti.distributed.group.mesh import Mesh
-from smalti.distributed.parallel import fsdp, tensor
+from smalti.distributed.parallel import fsdp
 from smalti.distributed.parallel.parallelize import parallelize
 from smalti.distributed.trace.traffic import Traffic
 from smalti.model.blocks.moe.choices import forced_choices, recorded_choices
 from smalti.model.decoder import Decoder
 from smalti.model.init import draw
 from smalti.train.batches import IGNORE, Microbatch
+from smalti.train.gradient_sums import with_gradient_sums
 from smalti.train.job import tensors_of
 from smalti.train.loss import LanguageLoss
 from smalti.train.optim import build_optimizer
@@ -73,7 +74,7 @@ def _laid(config: ModelConfig, mesh: Mesh, *, recomputes: bool = False, compute:
 def _state(config: ModelConfig, mesh: Mesh, model: Decoder) -> tuple[TrainState, LanguageLoss]:
     loss = LanguageLoss(config, LossConfig(z_loss_coef=1e-3, chunk_bytes=2**14))
     optimizer = build_optimizer(model, OptimizerConfig(lr=3e-3))
-    forward_backward = tensor.with_gradient_sums(one_by_one, mesh)
+    forward_backward = with_gradient_sums(one_by_one, mesh)
     state = TrainState(
         model, optimizer, lambda _: 3e-3, 1.0, loss.balance, forward_backward, tensor_parallel_size=mesh.layout.tensor
     )

@@ -1,0 +1,39 @@
+"""The local part of a tensor that may be a DTensor, and the norm of such tensors."""
+
+import math
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.tensor import DTensor, Replicate
+
+
+def local(tensor: Tensor) -> Tensor:
+    """Return this rank's part of a tensor, sharing its storage."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def square_norm(gradients: list[Tensor], *, pipeline: int = 1) -> Tensor:
+    """Return this rank's share of the squared L2 norm over all gradients: shape (), fp64.
+
+    The shares of all ranks sum to the squared norm. A part that several ranks hold is divided by their number, so the tensors may have different
+    meshes. ``pipeline``: ranks along that axis, which have different tensors.
+    """
+    world_size = dist.get_world_size() // pipeline if dist.is_initialized() else 1
+    total = torch.zeros((), dtype=torch.float64, device=gradients[0].device if gradients else None)
+    for copies, group in _by_copies(gradients, world_size).items():
+        norms = torch._foreach_norm([local(gradient) for gradient in group])
+        total = total + torch.stack(norms).double().square().sum() / copies
+    return total
+
+
+def _by_copies(gradients: list[Tensor], world_size: int) -> dict[int, list[Tensor]]:
+    """Group gradients by the number of ranks that hold the same part."""
+    groups: dict[int, list[Tensor]] = {}
+    for gradient in gradients:
+        copies = world_size
+        if isinstance(gradient, DTensor):
+            sizes = zip(gradient.device_mesh.shape, gradient.placements, strict=True)
+            copies //= math.prod(size for size, placement in sizes if not isinstance(placement, Replicate))
+        groups.setdefault(copies, []).append(gradient)
+    return groups
