@@ -138,18 +138,18 @@ class Decoder(nn.Module):
         for tokens that count in the router sums (and nowhere else); None: all. cache: is read and extended by T tokens;
         it sets their positions, so positions and documents must be None.
         """
-        x_BTD = self.enter(input_ids_BT)
-        x_BTD, stats = self.through(
+        x_BTD = self.embed_tokens(input_ids_BT)
+        x_BTD, stats = self.run_blocks(
             x_BTD, positions_BT, documents_BT, n_documents=n_documents, cache=cache, mask_BT=mask_BT
         )
-        return DecoderOutput(self.leave(x_BTD, head), over_layers(list(stats.values())))
+        return DecoderOutput(self.project_logits(x_BTD, head), over_layers(list(stats.values())))
 
-    def enter(self, input_ids_BT: Tensor) -> Tensor:
+    def embed_tokens(self, input_ids_BT: Tensor) -> Tensor:
         """Compute the input of the first block, [B, T, D], from token ids."""
         x_BTD: Tensor = self.embed(input_ids_BT)
         return x_BTD if self.embedding_norm is None else self.embedding_norm(x_BTD)
 
-    def through(
+    def run_blocks(
         self,
         x_BTD: Tensor,
         positions_BT: Tensor | None,
@@ -160,7 +160,7 @@ class Decoder(nn.Module):
         mask_BT: Tensor | None = None,
         layers: range | None = None,
     ) -> tuple[Tensor, dict[int, RouterStats]]:
-        """Run the blocks ``layers`` (None: all) on [B, T, D]. Returns [B, T, D] and the router sums by layer."""
+        """Run the blocks ``layers`` (None: all): [B, T, D] -> [B, T, D] and the router sums by layer."""
         time = x_BTD.shape[1]
         kernels: dict[int | None, Attend] = {}
         lengths_B1 = None
@@ -190,7 +190,7 @@ class Decoder(nn.Module):
             cache.advance(time)
         return x_BTD, per_layer
 
-    def leave(self, x_BTD: Tensor, head: Head | None) -> Tensor:
+    def project_logits(self, x_BTD: Tensor, head: Head | None) -> Tensor:
         """Compute logits [B, T, V], or the result of ``head``, from the output of the last block."""
         hidden_BTD = self.norm(x_BTD)
         weight_VD = self.embed.weight if self.lm_head is None else self.lm_head.weight

@@ -15,7 +15,7 @@ from smalti.serve.engine.request import RequestOutput
 from smalti.serve.engine.runner import Runner
 from smalti.serve.engine.sampling import SamplingParams
 from smalti.serve.engine.scheduler import Limits
-from smalti.serve.engine.scores import Vocabulary
+from smalti.serve.engine.scores import SampledIds
 
 PROMPTS = ["abc", "hello", "xyz", "", "a longer prompt", "12345"]
 
@@ -58,7 +58,7 @@ def test_cached_logits_equal_full_recompute(engine: Engine) -> None:
     ids = torch.randint(0, 256, (3, 40), generator=torch.Generator().manual_seed(1))
     with torch.no_grad():
         full = engine.model(ids).value
-    runner = Runner(engine.model, Vocabulary(257), step_rows=16)
+    runner = Runner(engine.model, SampledIds(257), step_rows=16)
     lengths = [1, 5, 30]
     for row, length in enumerate(lengths):
         for begin, end in ((0, length // 2), (length // 2, length)):

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from smalti.config.model import ModelConfig
 from smalti.model.blocks.mlp import activation as activation_of
 from smalti.serve.engine.runner import Runner
-from smalti.serve.engine.scores import Vocabulary
+from smalti.serve.engine.scores import SampledIds
 
 SHAPES = [(64, 32), (257, 32), (512, 128), (768, 768), (768, 3072), (5000, 256)]
 
@@ -51,7 +51,7 @@ def test_logits_of_a_row_do_not_depend_on_length_or_number_of_the_others(dtype: 
     prompts = [[(index + 31 * place) % 1000 for place in range(length)] for index, length in enumerate(lengths)]
 
     def decoded(rows: list[int]) -> dict[int, torch.Tensor]:
-        runner = Runner(model, Vocabulary(1000), step_rows=16)
+        runner = Runner(model, SampledIds(1000), step_rows=16)
         for row in rows:
             runner.prefill(row, prompts[row], lengths[row])
             runner.start(row)
@@ -73,7 +73,7 @@ def _alone_and_batched(config: ModelConfig, lengths: list[int], dtype: torch.dty
     prompts = [[(index + 31 * place) % vocab for place in range(length)] for index, length in enumerate(lengths)]
 
     def decoded(rows: list[int]) -> dict[int, torch.Tensor]:
-        runner = Runner(model, Vocabulary(vocab), step_rows=16)
+        runner = Runner(model, SampledIds(vocab), step_rows=16)
         for row in rows:
             runner.prefill(row, prompts[row], lengths[row])
             runner.start(row)
@@ -192,7 +192,7 @@ def test_with_every_option_cached_logits_are_batch_invariant_and_equal_one_forwa
     prompts = [[(7 * index + place) % 64 for place in range(length)] for index, length in enumerate(lengths)]
 
     def decoded(rows: list[int]) -> dict[int, torch.Tensor]:
-        runner = Runner(model, Vocabulary(64), step_rows=16)
+        runner = Runner(model, SampledIds(64), step_rows=16)
         for row in rows:
             for begin in range(0, lengths[row], 50):
                 chunk = prompts[row][begin : begin + 50]
@@ -211,7 +211,7 @@ def test_with_every_option_cached_logits_are_batch_invariant_and_equal_one_forwa
 
 
 def test_what_a_row_leaves_behind_does_not_meet_the_next() -> None:
-    runner = Runner(tiny_model(llama_config()), Vocabulary(257), step_rows=16)
+    runner = Runner(tiny_model(llama_config()), SampledIds(257), step_rows=16)
     for request in range(6):
         runner.prefill(request, [1, 2, 3], 3)
         runner.start(request)
@@ -229,7 +229,7 @@ def test_what_a_row_leaves_behind_does_not_meet_the_next() -> None:
 
 def test_the_row_that_takes_a_place_over_brings_nothing_of_the_one_that_left() -> None:
     model = tiny_model(llama_config())
-    runner = Runner(model, Vocabulary(257), step_rows=16)
+    runner = Runner(model, SampledIds(257), step_rows=16)
     for request, length in enumerate((30, 5, 3)):
         runner.prefill(request, [1] * length, length)
         runner.start(request)
@@ -244,7 +244,7 @@ def test_the_row_that_takes_a_place_over_brings_nothing_of_the_one_that_left() -
 
 
 def test_memory_grows_with_the_rows_and_is_given_back() -> None:
-    runner = Runner(tiny_model(llama_config(context=1024)), Vocabulary(257), step_rows=16)
+    runner = Runner(tiny_model(llama_config(context=1024)), SampledIds(257), step_rows=16)
     cache = runner._cache
 
     def rows() -> dict[int, int]:

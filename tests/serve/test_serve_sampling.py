@@ -6,18 +6,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from smalti.base.errors import UserError
-from smalti.serve.engine.sampling import NotFinite, SamplingParams, _truncated_probabilities, choose
+from smalti.serve.engine.sampling import NotFinite, SamplingParams, _truncated_probabilities, sample
 
 LOGITS = torch.tensor([0.1, 2.0, 1.0, -1.0, 0.5]).log_softmax(-1)
 
 
 def _draws(n: int, **values) -> list[int]:
     params = [SamplingParams(**{"temperature": 1.0, "seed": seed, **values}) for seed in range(n)]
-    return choose(LOGITS.expand(n, -1), params, [7] * n)
+    return sample(LOGITS.expand(n, -1), params, [7] * n)
 
 
 def test_greedy_takes_the_likeliest() -> None:
-    assert choose(LOGITS[None], [SamplingParams()], [0]) == [1]
+    assert sample(LOGITS[None], [SamplingParams()], [0]) == [1]
 
 
 def test_draws_follow_the_distribution() -> None:
@@ -42,10 +42,10 @@ def test_a_draw_depends_on_seed_and_position_only() -> None:
     generator = torch.Generator().manual_seed(0)
     logits = torch.randn(6, 50, generator=generator)
     params = [SamplingParams(temperature=t, seed=s, top_p=0.9) for t, s in ((1.0, 1), (0.0, 2), (0.7, 3)) for _ in "ab"]
-    together = choose(logits, params, list(range(6)))
-    alone = [choose(logits[i : i + 1], [params[i]], [i])[0] for i in range(6)]
+    together = sample(logits, params, list(range(6)))
+    alone = [sample(logits[i : i + 1], [params[i]], [i])[0] for i in range(6)]
     assert together == alone
-    other = [choose(logits[:1], [SamplingParams(temperature=1.0, seed=1)], [at])[0] for at in range(30)]
+    other = [sample(logits[:1], [SamplingParams(temperature=1.0, seed=1)], [at])[0] for at in range(30)]
     assert len(set(other)) > 3
 
 
@@ -69,14 +69,14 @@ def test_the_bounds_do_not_depend_on_the_rows_beside_a_row() -> None:
 def test_all_but_one_token_impossible() -> None:
     logits = torch.full((1, 8), float("-inf"))
     logits[0, 5] = 0.0
-    assert [choose(logits, [SamplingParams(temperature=1.0, seed=s)], [0])[0] for s in range(20)] == [5] * 20
+    assert [sample(logits, [SamplingParams(temperature=1.0, seed=s)], [0])[0] for s in range(20)] == [5] * 20
 
 
 @pytest.mark.parametrize("row", [[0.0, float("nan")], [0.0, float("inf")], [float("-inf"), float("-inf")]])
 def test_what_is_no_distribution_is_refused(row: list[float]) -> None:
     for temperature in (0.0, 1.0):
         with pytest.raises(NotFinite, match="NaN"):
-            choose(torch.tensor([row]), [SamplingParams(temperature=temperature)], [0])
+            sample(torch.tensor([row]), [SamplingParams(temperature=temperature)], [0])
 
 
 @given(
@@ -90,7 +90,7 @@ def test_every_draw_is_a_token_inside_the_bounds(
     logits: list[float], temperature: float, top_p: float, top_k: int, seed: int
 ) -> None:
     params = SamplingParams(temperature=temperature, top_p=top_p, top_k=top_k, seed=seed)
-    (token,) = choose(torch.tensor([logits]), [params], [0])
+    (token,) = sample(torch.tensor([logits]), [params], [0])
     scaled = (torch.tensor(logits) - max(logits)) / temperature
     order = scaled.sort(descending=True, stable=True).indices.tolist()
     before = order[: order.index(token)]

@@ -12,7 +12,7 @@ from smalti.serve.engine.offline import generate
 from smalti.serve.engine.request import RequestOutput
 from smalti.serve.engine.sampling import NotFinite, SamplingParams
 from smalti.serve.engine.scheduler import Limits
-from smalti.serve.engine.scores import Vocabulary, score_hidden
+from smalti.serve.engine.scores import SampledIds, score_hidden
 
 TEXTS = ["x", "hello world", "a" * 40, "def add(a, b):\n    return a + b\n"]
 
@@ -95,5 +95,5 @@ def test_scores_that_are_not_finite_end_their_request_alone(engine: Engine) -> N
 
 def test_ids_without_a_token_are_not_listed() -> None:
     hidden, weight = torch.ones(3, 4), torch.arange(10.0)[:, None].expand(10, 4)
-    for scored in score_hidden(hidden, weight, [0, 9, 7], 8, Vocabulary(9, frozenset({7, 2}))):
+    for scored in score_hidden(hidden, weight, [0, 9, 7], 8, SampledIds(9, frozenset({7, 2}))):
         assert [token for token, _ in scored.top] == [8, 6, 5, 4, 3, 1, 0]

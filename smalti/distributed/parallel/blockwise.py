@@ -15,7 +15,7 @@ from torch import Tensor
 from smalti.model.blocks.attention.scores import Scores, bias_of_distance, document_runs
 
 _TILE_ON_CPU, _TILE = (128, 1024), (1024, 2048)
-"""Most queries and keys of a tile. On a CPU, its scores fit into the cache."""
+"""Maximum number of queries and of keys of a tile. On a CPU, its scores fit into the cache."""
 
 
 class Chunk(NamedTuple):
@@ -41,7 +41,7 @@ class Tile(NamedTuple):
 
 
 class Documents:
-    """Start of each token's document, [B, T]; and on the CPU its least and largest over the rows.
+    """Start of each token's document, [B, T]; and on the CPU its minimum and maximum over the rows.
 
     Reading them from an accelerator would wait for it.
     """
@@ -49,9 +49,10 @@ class Documents:
     def __init__(self, documents_BT: Tensor) -> None:
         along_T = torch.arange(documents_BT.shape[1], device=documents_BT.device)
         self.begin_BT = torch.where(document_runs(documents_BT), along_T, 0).cummax(dim=1).values
-        self.known = documents_BT.device.type == "cpu"
-        if self.known:
-            self.least, self.largest = self.begin_BT.amin(dim=0).tolist(), self.begin_BT.amax(dim=0).tolist()
+        self.on_cpu = documents_BT.device.type == "cpu"
+        if self.on_cpu:
+            self.min_begin_T: list[int] = self.begin_BT.amin(dim=0).tolist()
+            self.max_begin_T: list[int] = self.begin_BT.amax(dim=0).tolist()
 
 
 class Blockwise:
@@ -67,16 +68,16 @@ class Blockwise:
 
     def tiles(self, queries: list[Chunk], keys: list[Chunk]) -> list[Tile]:
         """Return the tiles of all chunks of queries by all chunks of keys that are not fully masked."""
-        most_queries, most_keys = self.tile
+        max_queries, max_keys = self.tile
         tiles: list[Tile] = []
         for query in queries:
-            for first in range(query.first, query.first + query.tokens, most_queries):
-                last = min(first + most_queries, query.first + query.tokens) - 1
+            for first in range(query.first, query.first + query.tokens, max_queries):
+                last = min(first + max_queries, query.first + query.tokens) - 1
                 at = query.at + first - query.first
                 for key in keys:
                     begin, end = max(key.first, self._reach(first)), min(key.first + key.tokens, last + 1)
-                    for first_key in range(begin, end, most_keys):
-                        end_key = min(first_key + most_keys, end)
+                    for first_key in range(begin, end, max_keys):
+                        end_key = min(first_key + max_keys, end)
                         at_key = key.at + first_key - key.first
                         tiles.append(
                             Tile(
@@ -92,13 +93,13 @@ class Blockwise:
     def _reach(self, query: int) -> int:
         """Return the first key that a query, or any after it, can attend to."""
         reach = 0 if self.window is None else query - self.window + 1
-        return max(reach, self.documents.least[query]) if self.documents and self.documents.known else reach
+        return max(reach, self.documents.min_begin_T[query]) if self.documents and self.documents.on_cpu else reach
 
     def _hides(self, first: int, last: int, first_key: int, last_key: int) -> bool:
         by_causality = last_key > first
         by_window = self.window is not None and last - first_key >= self.window
         by_document = self.documents is not None and (
-            not self.documents.known or self.documents.largest[last] > first_key
+            not self.documents.on_cpu or self.documents.max_begin_T[last] > first_key
         )
         return by_causality or by_window or by_document
 

@@ -16,8 +16,8 @@ def local(tensor: Tensor) -> Tensor:
 def square_norm(gradients: list[Tensor], *, pipeline: int = 1) -> Tensor:
     """Return this rank's share of the squared L2 norm over all gradients: shape (), fp64.
 
-    The shares of all ranks sum to the squared norm. A part that several ranks hold is divided by their number, so the tensors may have different
-    meshes. ``pipeline``: ranks along that axis, which have different tensors.
+    The shares of all ranks sum to the squared norm. A part that several ranks hold is divided by their number, so the
+    tensors may have different meshes. ``pipeline``: ranks along that axis, which have different tensors.
     """
     world_size = dist.get_world_size() // pipeline if dist.is_initialized() else 1
     total = torch.zeros((), dtype=torch.float64, device=gradients[0].device if gradients else None)

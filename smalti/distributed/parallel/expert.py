@@ -25,8 +25,8 @@ from smalti.model.blocks.moe.experts import Experts
 def apply(model: nn.Module, mesh: Mesh, *, dispatch: DispatchMode) -> None:
     """Make the experts' weights DTensors of the axis, and replace ``Experts`` by modules that send tokens to them.
 
-    ``model`` is on the meta device. After ``tensor.apply``, whose sharding of the width it keeps; before ``fsdp.shard``.
-    UserError with the nearest size where experts or their width do not divide, or there are none.
+    ``model`` is on the meta device. After ``tensor.apply``, whose sharding of the width it keeps, and before
+    ``fsdp.shard``. UserError with the nearest size where experts or their width do not divide, or there are none.
     """
     layout = mesh.layout
     if layout.expert == 1:

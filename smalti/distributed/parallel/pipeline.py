@@ -44,7 +44,7 @@ def stages_of(layers: int, ranks: int, schedule: PipelineSchedule) -> list[Stage
     the first rank has the first and the last (arXiv:2401.10241, section 6).
     """
     count = stage_count(ranks, schedule)
-    assert layers >= count, "why_not_pipeline"
+    assert layers >= count, f"{layers} layers are fewer than {count} stages; why_not_pipeline must have refused this"
     ends = [-(-layers * index // count) for index in range(count + 1)]
     rank_of = [index % ranks for index in range(count)]
     if schedule == "zero_bubble":
@@ -146,13 +146,11 @@ class StagedDecoder(Decoder):
         """
         assert cache is None, "a model in pipeline stages does not generate"
         if stage is not None:
-            return self._through_stage(
-                stage, input_ids_BT, positions_BT, documents_BT, n_documents, mask_BT, head, x_BTD
-            )
+            return self._run_stage(stage, input_ids_BT, positions_BT, documents_BT, n_documents, mask_BT, head, x_BTD)
         assert not torch.is_grad_enabled(), "gradients come from a step's schedule alone"
         return self._relay(input_ids_BT, positions_BT, documents_BT, n_documents, mask_BT, head)
 
-    def _through_stage(
+    def _run_stage(
         self,
         stage: Stage,
         input_ids_BT: Tensor,
@@ -164,12 +162,12 @@ class StagedDecoder(Decoder):
         x_BTD: Tensor | None,
     ) -> DecoderOutput:
         if stage.is_first:
-            x_BTD = self.enter(input_ids_BT)
+            x_BTD = self.embed_tokens(input_ids_BT)
         assert x_BTD is not None, "a pipeline stage needs the output of the one before it"
-        x_BTD, per_layer = self.through(
+        x_BTD, per_layer = self.run_blocks(
             x_BTD, positions_BT, documents_BT, n_documents=n_documents, mask_BT=mask_BT, layers=stage.layers
         )
-        value = self.leave(x_BTD, head) if stage.is_last else x_BTD
+        value = self.project_logits(x_BTD, head) if stage.is_last else x_BTD
         return DecoderOutput(value, _over_all(per_layer, self.config, x_BTD.device))
 
     def _relay(
@@ -187,7 +185,7 @@ class StagedDecoder(Decoder):
         x_BTD, sums = None, _over_all({}, self.config, device)
         for stage, after in zip(self.stages, [*self.stages[1:], None], strict=True):
             if stage.local_rank == local_rank:
-                output = self._through_stage(
+                output = self._run_stage(
                     stage, input_ids_BT, positions_BT, documents_BT, n_documents, mask_BT, head, x_BTD
                 )
                 x_BTD = output.value

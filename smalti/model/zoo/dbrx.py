@@ -88,7 +88,7 @@ def config_from_huggingface(raw: Json) -> ModelConfig:
             "family": "dbrx",
             "vocab_size": fields.take("vocab_size", int),
             "hidden_size": hidden,
-            "num_hidden_layers": fields.take("n_layers", int, most=LARGEST_LAYERS),
+            "num_hidden_layers": fields.take("n_layers", int, maximum=LARGEST_LAYERS),
             "num_attention_heads": fields.take("n_heads", int),
             "max_position_embeddings": longest,
             "norm": "layernorm",

@@ -77,7 +77,7 @@ class Fields:
         self._section = section
         self._taken: set[str] = set()
 
-    def take(self, key: str, kind: type, default: Any = _REQUIRED, *, most: int = 2**31 - 1) -> Any:
+    def take(self, key: str, kind: type, default: Any = _REQUIRED, *, maximum: int = 2**31 - 1) -> Any:
         """Return the value of ``key``, of type ``kind`` (int, float, bool, str, list), or None if it is null.
 
         If the key is absent, returns ``default``; DataError without one, and for a value of another type.
@@ -90,12 +90,12 @@ class Fields:
             )
         if value is None or value is default:
             return value
-        known = isinstance(value, kind) and (kind is bool or not isinstance(value, bool))
+        is_valid = isinstance(value, kind) and (kind is bool or not isinstance(value, bool))
         if kind is float:
-            known = isinstance(value, int | float) and not isinstance(value, bool)
-        if not known or (kind is int and abs(value) > most):
+            is_valid = isinstance(value, int | float) and not isinstance(value, bool)
+        if not is_valid or (kind is int and abs(value) > maximum):
             raise self.refusal(
-                key, "it cannot be", allowed=f"a {_KINDS[kind]}" + (f" up to {most:,}" if kind is int else "")
+                key, "it cannot be", allowed=f"a {_KINDS[kind]}" + (f" up to {maximum:,}" if kind is int else "")
             )
         return float(value) if kind is float else value
 
@@ -278,7 +278,7 @@ def shape_from_huggingface(
         "vocab_size": raw.take("vocab_size", int),
         "hidden_size": raw.take("hidden_size", int),
         "intermediate_size": raw.take("intermediate_size", int),
-        "num_hidden_layers": raw.take("num_hidden_layers", int, most=LARGEST_LAYERS),
+        "num_hidden_layers": raw.take("num_hidden_layers", int, maximum=LARGEST_LAYERS),
         "num_attention_heads": raw.take("num_attention_heads", int),
         "num_key_value_heads": raw.take("num_key_value_heads", int, kv_heads),
         "activation": raw.activation("hidden_act", activation),

@@ -1,1 +1,1 @@
-"""The generation engine: sequences, scheduler, key/value cache, model runner, and the engine that steps them."""
+"""The generation engine: requests, scheduler, key/value cache, model runner, and the engine that steps them."""

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from smalti.config.model import ModelConfig
+from smalti.model.blocks.attention.scores import Attend
 from smalti.model.blocks.kv_cache import KVCache, Place, Read, cached_kernels
 from smalti.serve.engine.scheduler import capacity_tokens
 
@@ -31,6 +32,11 @@ class CacheBucket:
             (torch.zeros(shape, dtype=dtype, device=device), torch.zeros(shape, dtype=dtype, device=device))
             for _ in range(config.num_hidden_layers)
         ]
+        # ``begin`` sets these for a decode step.
+        self._rows = slice(0, 0)
+        self._index_n = torch.empty(0, dtype=torch.int64, device=device)
+        self._length_n = torch.empty(0, dtype=torch.int64, device=device)
+        self._kernels: dict[int | None, Attend] = {}
 
     def add(self, request_id: int, source: list[tuple[Tensor, Tensor]], length: int) -> None:
         """Copy ``length`` tokens of a row, per layer two tensors [K, S, d], into a new row."""
@@ -107,6 +113,9 @@ class BatchedKVCache:
         self._buckets: dict[int, CacheBucket] = {}
         self._bucket_of: dict[int, CacheBucket] = {}
         self._rope_length_of: dict[int, int] = {}
+        # ``begin`` sets these for a decode step.
+        self._batch: list[CacheBucket] = []
+        self._padding = slice(0, 0)
 
     def requests(self) -> list[int]:
         """Return the requests in the order of the batch."""

@@ -24,9 +24,9 @@ from smalti.model.dtypes import DTYPES
 from smalti.model.huggingface import load_folder
 from smalti.serve.engine.request import FinishReason, OnOutput, Request, RequestOutput, TokenScore
 from smalti.serve.engine.runner import Runner
-from smalti.serve.engine.sampling import NotFinite, SamplingParams, check_finite, choose
+from smalti.serve.engine.sampling import NotFinite, SamplingParams, check_finite, sample
 from smalti.serve.engine.scheduler import Limits, QueueFull, Scheduler
-from smalti.serve.engine.scores import Vocabulary, score
+from smalti.serve.engine.scores import SampledIds, score
 from smalti.serve.folders import ModelFolder
 
 _CONTEXT_TOKENS = 4
@@ -78,8 +78,8 @@ class Engine:
         self.limit_tokens: int = model.config.max_position_embeddings
         self.name = name
         self.limits = limits or Limits()
-        self._vocabulary = Vocabulary(tokenizer.vocab_size, tokenizer.unused_ids)
-        self._runner = Runner(self.model, self._vocabulary, step_rows=self.limits.step_rows)
+        self._sampled_ids = SampledIds(tokenizer.vocab_size, tokenizer.unused_ids)
+        self._runner = Runner(self.model, self._sampled_ids, step_rows=self.limits.step_rows)
         cache_tokens = self.limits.cache_bytes // self._runner.token_bytes
         self._scheduler = Scheduler(self.limits, cache_tokens, self.limit_tokens)
         self._ids = itertools.count(1)
@@ -259,7 +259,7 @@ class Engine:
                 continue
             scored = TokenScore(token, None)
             if request.params.logprobs is not None:
-                scored = score(logits_BV[row : row + 1], [token], request.params.logprobs, self._vocabulary)[0]
+                scored = score(logits_BV[row : row + 1], [token], request.params.logprobs, self._sampled_ids)[0]
             text = request.append(token)
             if request.finish_reason is not None:
                 self._release(request)
@@ -272,7 +272,7 @@ class Engine:
             check_finite(logits_BV)
             params = [request.params for request in requests]
             positions = [request.position for request in requests]
-            return list(choose(self._vocabulary.of(logits_BV), params, positions))
+            return list(sample(self._sampled_ids.of(logits_BV), params, positions))
         except NotFinite as error:
             if len(requests) == 1:
                 self.end(requests[0], "error", error)

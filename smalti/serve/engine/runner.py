@@ -16,7 +16,7 @@ from smalti.model.blocks.kv_cache import KVCache
 from smalti.model.decoder import Decoder
 from smalti.serve.engine.cache import BatchedKVCache
 from smalti.serve.engine.request import TokenScore
-from smalti.serve.engine.scores import Vocabulary, score_hidden
+from smalti.serve.engine.scores import SampledIds, score_hidden
 
 
 class Runner:
@@ -26,9 +26,9 @@ class Runner:
     32, the default ``max_rows``; with fewer they do not (tests/serve/test_serve_runner.py).
     """
 
-    def __init__(self, model: Decoder, vocabulary: Vocabulary, *, step_rows: int) -> None:
+    def __init__(self, model: Decoder, sampled_ids: SampledIds, *, step_rows: int) -> None:
         self._model = model
-        self._vocabulary = vocabulary
+        self._sampled_ids = sampled_ids
         self._step_rows = step_rows
         weight = next(model.parameters())
         self._device = weight.device
@@ -73,7 +73,7 @@ class Runner:
         def head(hidden_BTD: Tensor, weight_VD: Tensor) -> Tensor:
             if targets:
                 scores.extend(
-                    score_hidden(hidden_BTD[0], weight_VD, targets, n_top, self._vocabulary, logits=self._model.logits)
+                    score_hidden(hidden_BTD[0], weight_VD, targets, n_top, self._sampled_ids, logits=self._model.logits)
                 )
             return self._last_logits(hidden_BTD, weight_VD)
 

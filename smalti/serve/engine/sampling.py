@@ -19,7 +19,7 @@ from smalti.base.rng import derive_key
 MIN_TEMPERATURE = 1e-3
 """Below it, differences in the last digits of fp32 logits decide alone: that is greedy, which 0 asks for."""
 MAX_LOGPROBS = 100
-"""Most likeliest tokens that may be requested at each position."""
+"""Maximum number of likeliest tokens that may be requested at each position."""
 
 
 class NotFinite(DataError):
@@ -83,7 +83,7 @@ def check_finite(logits_BV: Tensor) -> None:
         )
 
 
-def choose(logits_BV: Tensor, params: Sequence[SamplingParams], positions: Sequence[int]) -> list[int]:
+def sample(logits_BV: Tensor, params: Sequence[SamplingParams], positions: Sequence[int]) -> list[int]:
     """Sample one token for each row; ``positions`` are those of the tokens in their sequences.
 
     The draw is the inverse of the cumulative distribution at u = key(seed, position) / 2^63, tokens sorted by falling
@@ -107,8 +107,8 @@ def choose(logits_BV: Tensor, params: Sequence[SamplingParams], positions: Seque
     rank_B = (cumulative_BV <= threshold_B[:, None]).sum(dim=-1)
     last_B = ((sorted_BV > 0) * torch.arange(sorted_BV.shape[-1], device=device)).amax(dim=-1)
     drawn_B = order_BV.gather(1, torch.minimum(rank_B, last_B)[:, None])[:, 0]
-    chosen_B = torch.where(torch.tensor(greedy, device=device), ids_B, drawn_B)
-    return [int(token) for token in chosen_B.tolist()]
+    sampled_B = torch.where(torch.tensor(greedy, device=device), ids_B, drawn_B)
+    return [int(token) for token in sampled_B.tolist()]
 
 
 def _truncated_probabilities(scaled_BV: Tensor, params: Sequence[SamplingParams]) -> tuple[Tensor, Tensor]:

@@ -35,9 +35,9 @@ class Limits:
 
     def __post_init__(self) -> None:
         for name in ("max_rows", "max_waiting", "cache_bytes", "prefill_tokens", "step_rows"):
-            least = 0 if name == "max_waiting" else 1
-            if getattr(self, name) < least:
-                raise UserError(f"{name}={getattr(self, name)} is out of range", allowed=f"{least} or more")
+            minimum = 0 if name == "max_waiting" else 1
+            if getattr(self, name) < minimum:
+                raise UserError(f"{name}={getattr(self, name)} is out of range", allowed=f"{minimum} or more")
 
 
 class QueueFull(RetryableError):

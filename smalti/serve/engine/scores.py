@@ -14,12 +14,12 @@ from smalti.serve.engine.request import TokenScore
 from smalti.serve.engine.sampling import check_finite
 
 _CHUNK_LOGITS = 1 << 20
-"""Most logits that are in memory at a time."""
+"""Maximum number of logits in memory at a time."""
 
 
 @dataclass(frozen=True)
-class Vocabulary:
-    """The ids that may be sampled and listed: an output head may be padded, and a vocabulary may have holes."""
+class SampledIds:
+    """The ids that may be sampled and reported: an output head may be padded, and a vocabulary may have holes."""
 
     size: int
     unused: frozenset[int] = frozenset()
@@ -34,13 +34,13 @@ class Vocabulary:
         return logits_NV.index_fill(1, index, -torch.inf)
 
 
-def score(logits_NV: Tensor, ids: Sequence[int], n_top: int, vocabulary: Vocabulary) -> list[TokenScore]:
+def score(logits_NV: Tensor, ids: Sequence[int], n_top: int, sampled_ids: SampledIds) -> list[TokenScore]:
     """Score ``ids``, one for each row of fp32 logits, each with the ``n_top`` likeliest tokens. Raises NotFinite."""
     check_finite(logits_NV)
     total_N1 = logits_NV.logsumexp(dim=-1, keepdim=True)
     index_N1 = torch.tensor(list(ids), device=logits_NV.device)[:, None]
     logprobs = (logits_NV.gather(1, index_N1) - total_N1)[:, 0].tolist()
-    top_Nk, id_Nk = vocabulary.of(logits_NV).topk(min(n_top, vocabulary.size - len(vocabulary.unused)), dim=-1)
+    top_Nk, id_Nk = sampled_ids.of(logits_NV).topk(min(n_top, sampled_ids.size - len(sampled_ids.unused)), dim=-1)
     tops = zip((top_Nk - total_N1).tolist(), id_Nk.tolist(), strict=True)
     return [
         TokenScore(token, logprob, tuple(zip(top_ids, top, strict=True)))
@@ -53,7 +53,7 @@ def score_hidden(
     weight_VD: Tensor,
     ids: Sequence[int],
     n_top: int,
-    vocabulary: Vocabulary,
+    sampled_ids: SampledIds,
     *,
     logits: Callable[[Tensor, Tensor], Tensor] = F.linear,
 ) -> list[TokenScore]:
@@ -63,5 +63,5 @@ def score_hidden(
     for start in range(0, len(ids), rows):
         chunk = ids[start : start + rows]
         logits_CV = logits(hidden_ND[start : start + len(chunk)], weight_VD).float()
-        scores += score(logits_CV, chunk, n_top, vocabulary)
+        scores += score(logits_CV, chunk, n_top, sampled_ids)
     return scores

@@ -37,12 +37,12 @@ def allow_files(max_connections: int) -> None:
     if soft == resource.RLIM_INFINITY or soft >= max_connections + others:
         return
     if hard != resource.RLIM_INFINITY and hard < max_connections + others:
-        most = hard - others
+        max_here = hard - others
         raise UserError(
             f"--max-connections {max_connections} needs {max_connections + others} open files; "
             f"this process may have {hard}",
-            allowed=f"up to {most} here" if most > 0 else None,
-            hint=f"--max-connections {most}" if most > 0 else f"ulimit -Hn {max_connections + others}",
+            allowed=f"up to {max_here} here" if max_here > 0 else None,
+            hint=f"--max-connections {max_here}" if max_here > 0 else f"ulimit -Hn {max_connections + others}",
         )
     resource.setrlimit(resource.RLIMIT_NOFILE, (max_connections + others, hard))
 

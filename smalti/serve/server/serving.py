@@ -52,11 +52,11 @@ class Serving:
     def check_choices(self, n_choices: int) -> None:
         """Raise ApiError where one request asks for too many choices."""
         limits = self.engine.limits
-        most = min(self.max_choices, limits.max_rows + limits.max_waiting)
-        if n_choices > most:
+        max_choices = min(self.max_choices, limits.max_rows + limits.max_waiting)
+        if n_choices > max_choices:
             raise ApiError(
                 400,
-                f"{n_choices} choices (prompts times n); one request may ask for {most}",
+                f"{n_choices} choices (prompts times n); one request may ask for {max_choices}",
                 param="n",
                 code="invalid_value",
             )
