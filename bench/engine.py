@@ -74,7 +74,7 @@ def prompts_of(rows: int, longest: int) -> list[list[int]]:
 
 
 def transformers_of(config: ModelConfig, dtype: torch.dtype) -> Callable[[list[list[int]], int], object]:
-    """``generate`` of a Llama of the same shape in transformers."""
+    """Return a function that calls ``generate`` of a Llama of the same shape in transformers."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
     names = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",

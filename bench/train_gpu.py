@@ -67,7 +67,7 @@ def main() -> None:
 
 
 def started(case: str, tokens: int | None = None, *, peer: bool = False) -> dict[str, Any]:
-    """One child; again at half where it ran out of memory before its first step, as the agent does."""
+    """Run one child, again with half the microbatch if it runs out of memory before step 1, as the agent does."""
     with tempfile.TemporaryDirectory(prefix="train-gpu-") as folder:
         job = {"case": case, "tokens": tokens, "folder": folder, "peer": peer}
         attempts = 0
@@ -158,14 +158,14 @@ def ours(job: dict[str, Any]) -> dict[str, Any]:
 
 
 def mfu_of(config: Any, tokens_per_s: float, device: Any) -> float:
-    """Of the published peak in bf16."""
+    """Return the fraction of the published peak in bf16."""
     from smalti.cost.flops import mfu, train_flops_per_token
 
     return mfu(tokens_per_s, train_flops_per_token(config.model, SEQ_LEN), device.peak("bf16"))
 
 
 def config_of(job: dict[str, Any]) -> Any:
-    """A recipe over token files that are written here."""
+    """Write token files, and return the config of a run over them."""
     from smalti.config.load import from_dict
     from smalti.config.run import RunConfig
     from smalti.data.tokens.writer import TokenWriter

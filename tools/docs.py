@@ -28,7 +28,7 @@ def pages(root: Path) -> list[Path]:
 
 
 def anchors(text: str) -> set[str]:
-    """The anchors that the headings of a page offer, in GitHub's form."""
+    """Return the anchors of a page's headings, as GitHub writes them."""
     headings = re.findall(r"^#+ (.+)$", _FENCE.sub("", text), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-") for heading in headings}
 

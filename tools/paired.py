@@ -32,7 +32,7 @@ class Ratio:
         )
 
     def figures(self) -> dict[str, Any]:
-        """The ratio as plain JSON."""
+        """Return the ratio as plain JSON."""
         return asdict(self)
 
 
@@ -54,7 +54,7 @@ def paired(slow: Callable[[], object], fast: Callable[[], object], *, names: tup
 
 
 def ratio_of(slow_s: list[float], fast_s: list[float], *, names: tuple[str, str]) -> Ratio:
-    """The ratio of times that were taken elsewhere: entry n of both lists is one pair, taken close together."""
+    """Return the ratio of times measured elsewhere: entry n of both lists is one pair, measured close together."""
     ratios = [a / b for a, b in zip(slow_s, fast_s, strict=True)]
     tenths = statistics.quantiles(ratios, n=10, method="inclusive")
     return Ratio(

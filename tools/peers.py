@@ -22,7 +22,7 @@ ENVIRONMENTS = ROOT / ".venv-peers"
 
 
 def python_of(name: str) -> Path:
-    """The interpreter of the environment ``.venv-peers/NAME``, which is made where it is absent or out of date.
+    """Return the interpreter of ``.venv-peers/NAME``; creates the environment if it is absent or out of date.
 
     Raises FileNotFoundError for a name without pins, RuntimeError where pip fails (pip has then said why).
     """

@@ -44,7 +44,7 @@ def pages() -> dict[str, str]:
 
 
 def cli_page() -> str:
-    """The help of every verb."""
+    """Return the page with the help of every verb."""
     out = [_HEAD, "# Command line\n\n", _code(help_page())]
     for verb in VERBS:
         command = command_of(verb)
@@ -55,7 +55,7 @@ def cli_page() -> str:
 
 
 def command_of(verb: str) -> Any:
-    """The parser of a verb (typer's own copy of click's Command), or None where its module does not exist."""
+    """Return the parser of a verb (typer's own copy of click's Command), or None where its module does not exist."""
     if importlib.util.find_spec(f"smalti.cli.{verb}") is None:
         return None
     app = app_of(verb)
@@ -70,7 +70,7 @@ def subcommands(command: Any, context: Any) -> dict[str, Any]:
 
 
 def context_of(command: Any, name: str, parent: Any = None) -> Any:
-    """A context for printing the command's help, 100 columns wide."""
+    """Return a context for printing the command's help, 100 columns wide."""
     return command.context_class(command, info_name=name, parent=parent, terminal_width=100, max_content_width=100)
 
 
@@ -158,7 +158,7 @@ def _section(annotation: Any) -> str:
 
 
 def _inner_model(annotation: Any) -> tuple[type[BaseModel] | None, str]:
-    """The config model inside an annotation, and what stands after the key to reach into it."""
+    """Return the config model inside an annotation, and the suffix of the key of its fields."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return annotation, ""
     origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
@@ -171,7 +171,7 @@ def _inner_model(annotation: Any) -> tuple[type[BaseModel] | None, str]:
 
 
 def _kind(field: FieldInfo) -> str:
-    """The type in words, with its bounds."""
+    """Return the type in words, with its bounds."""
     for name, word in _KINDS.items():
         marker = typing.get_args(getattr(schema, name))[1]
         if any(entry is marker for entry in field.metadata):

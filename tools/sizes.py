@@ -58,9 +58,9 @@ def problems(lines_of: dict[str, int], allowed: dict[str, int]) -> list[str]:
     """Return the problems, a sentence each."""
     failed = []
     for name, lines in lines_of.items():
-        most = allowed.get(name, limit(name))
-        if lines > most:
-            failed.append(f"{name} has {lines} lines; at most {most}")
+        maximum = allowed.get(name, limit(name))
+        if lines > maximum:
+            failed.append(f"{name} has {lines} lines; at most {maximum}")
     for name, granted in allowed.items():
         if name not in lines_of:
             failed.append(f"{ALLOWED} lists {name}, which does not exist; take it out")

@@ -22,7 +22,7 @@ class ExpertBalance:
         assert model.moe is not None
         self._moe = model.moe
         self._layers = sum(model.has_experts(layer) for layer in range(model.num_hidden_layers))
-        self.own_rows = list(range(self._layers))
+        self.local_rows = list(range(self._layers))
         """Numbers of the L layers that this rank's model has; a pipeline stage has fewer than all."""
         self.load_LE = torch.ones(self._layers, model.moe.num_experts)
         """Slots of the whole batch of the previous step, all 1 before the first; moved to the model's device on use."""
@@ -65,7 +65,7 @@ class ExpertBalance:
         if not self._moe.bias_update_rate:
             return
         routers = [module for module in model.modules() if isinstance(module, Router)]
-        for router, row in zip(routers, self.own_rows, strict=True):
+        for router, row in zip(routers, self.local_rows, strict=True):
             assert router.choice_bias is not None
             load_E = load_LE[row]  # by an int: a list of rows would be copied to the device, which waits for it
             direction_E = (load_E.mean() - load_E).sign().to(router.choice_bias.dtype)

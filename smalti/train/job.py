@@ -297,7 +297,7 @@ def _forward_backward(
             hint="train.parallel.compile=false",
         )
     if loss.balance is not None:
-        loss.balance.own_rows = model.own_rows
+        loss.balance.local_rows = model.local_rows
     return pipelines.PipelineForwardBackward(schedule)
 
 

@@ -15,7 +15,7 @@ def test_stop_text_is_held_back_and_cut() -> None:
         "",
         "",
     ]
-    assert stop.found
+    assert stop.stopped
     assert stop.add("more") == ""
 
 
@@ -23,7 +23,7 @@ def test_what_was_held_back_is_given_at_the_end() -> None:
     stop = StopText(("END",))
     assert stop.add("xEN") == "x"
     assert stop.flush() == "EN"
-    assert not stop.found
+    assert not stop.stopped
 
 
 def test_the_first_of_several_stops_counts() -> None:

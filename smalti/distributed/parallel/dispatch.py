@@ -93,7 +93,7 @@ class Dispatch(LocalExperts):
     def forward(
         self, x_ND: Tensor, expert_Nk: Tensor, weight_Nk: Tensor, pending: PendingDispatch | None = None
     ) -> Tensor:
-        """Same contract as ``Experts.forward``."""
+        """Return the same as ``Experts.forward``, for the experts of all ranks."""
         return self.dispatch_and_combine(x_ND, weight_Nk, pending or self.exchange_counts(expert_Nk))
 
     def sizes(self, send_We: Tensor, receive_We: Tensor) -> Sizes | None:

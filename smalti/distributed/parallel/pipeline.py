@@ -116,7 +116,7 @@ class StagedDecoder(Decoder):
             self.norm, self.lm_head = None, None  # type: ignore[assignment]
 
     @property
-    def own_rows(self) -> list[int]:
+    def local_rows(self) -> list[int]:
         """Indices of this rank's layers among the L layers with experts."""
         layers = {layer for stage in self.local_stages for layer in stage.layers}
         return [row for row, layer in enumerate(_with_experts(self.config)) if layer in layers]

@@ -40,7 +40,7 @@ _PARTS = ("attention.q_proj.weight", "attention.k_proj.weight", "attention.v_pro
 
 
 def config_to_huggingface(config: ModelConfig) -> Json:
-    """``DbrxConfig``."""
+    """Return the fields of ``DbrxConfig``."""
     assert config.moe is not None
     return {
         "d_model": config.hidden_size,

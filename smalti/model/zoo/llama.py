@@ -7,7 +7,7 @@ from smalti.model.zoo.tensor_names import dense_rules
 
 
 def config_to_huggingface(config: ModelConfig) -> Json:
-    """``LlamaConfig``."""
+    """Return the fields of ``LlamaConfig``."""
     return {
         **shape_to_huggingface(config),
         "head_dim": config.width_per_head,

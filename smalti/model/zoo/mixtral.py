@@ -12,7 +12,7 @@ from smalti.model.zoo.tensor_names import Rule
 
 
 def config_to_huggingface(config: ModelConfig) -> Json:
-    """``MixtralConfig``."""
+    """Return the fields of ``MixtralConfig``."""
     return {
         **shape_to_huggingface(config),
         **moe_to_huggingface(config, "num_local_experts"),

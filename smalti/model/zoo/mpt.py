@@ -22,7 +22,7 @@ _IGNORED = "transformers does not implement it"
 
 
 def config_to_huggingface(config: ModelConfig) -> Json:
-    """``MptConfig``."""
+    """Return the fields of ``MptConfig``."""
     return {
         "vocab_size": config.vocab_size,
         "d_model": config.hidden_size,

@@ -10,7 +10,7 @@ from smalti.model.zoo.tensor_names import Rule, attention_rules, mlp_rules, norm
 
 
 def config_to_huggingface(config: ModelConfig) -> Json:
-    """``Olmo2Config``."""
+    """Return the fields of ``Olmo2Config``."""
     return {**shape_to_huggingface(config), "attention_bias": config.attention_bias}
 
 

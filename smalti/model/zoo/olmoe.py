@@ -11,7 +11,7 @@ from smalti.model.zoo.moe import moe_from_huggingface, moe_rules, moe_to_hugging
 
 
 def config_to_huggingface(config: ModelConfig) -> Json:
-    """``OlmoeConfig``."""
+    """Return the fields of ``OlmoeConfig``."""
     assert config.moe is not None
     return {
         **shape_to_huggingface(config),

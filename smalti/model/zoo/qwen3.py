@@ -10,7 +10,10 @@ from smalti.model.zoo.tensor_names import dense_rules
 
 
 def config_to_huggingface(config: ModelConfig) -> Json:
-    """``Qwen3Config``. ``max_window_layers`` repeats ``layer_types`` for older readers, as far as it can."""
+    """Return the fields of ``Qwen3Config``.
+
+    ``max_window_layers`` repeats ``layer_types`` for older readers, as far as it can.
+    """
     windows = [config.window(layer) for layer in range(config.num_hidden_layers)]
     slides = [window is not None for window in windows]
     return {

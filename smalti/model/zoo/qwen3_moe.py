@@ -10,7 +10,7 @@ from smalti.model.zoo.moe import moe_from_huggingface, moe_rules, moe_to_hugging
 
 
 def config_to_huggingface(config: ModelConfig) -> Json:
-    """``Qwen3MoeConfig``; dense layers are listed one by one."""
+    """Return the fields of ``Qwen3MoeConfig``; dense layers are listed one by one."""
     assert config.moe is not None
     return {
         **shape_to_huggingface(config),

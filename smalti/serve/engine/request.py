@@ -89,13 +89,13 @@ class Request:
             self.finish_reason = "stop"
         else:
             shown = self._stop.add(self.decoder.push(token))
-            if self._stop.found:
+            if self._stop.stopped:
                 self.finish_reason = "stop"
             elif len(self.output_ids) >= self.params.max_tokens or self.position >= self.limit_tokens:
                 self.finish_reason = "length"
-        if self.finish_reason and not self._stop.found:
+        if self.finish_reason and not self._stop.stopped:
             shown += self._stop.add(self.decoder.finish())
-            if self._stop.found:
+            if self._stop.stopped:
                 self.finish_reason = "stop"
             shown += self._stop.flush()
         return shown

@@ -7,16 +7,16 @@ class StopText:
     def __init__(self, stops: tuple[str, ...]) -> None:
         self._stops = stops
         self._held = ""
-        self.found = False
+        self.stopped = False
 
     def add(self, text: str) -> str:
-        """Add text; returns what may be shown now, nothing once a stop text was found."""
-        if self.found:
+        """Add text; returns what may be shown now, nothing after a stop text."""
+        if self.stopped:
             return ""
         self._held += text
         places = [place for stop in self._stops if (place := self._held.find(stop)) >= 0]
         if places:
-            self.found = True
+            self.stopped = True
             shown = self._held[: min(places)]
             self._held = ""
             return shown

@@ -71,7 +71,7 @@ def token_text(tokenizer: Tokenizer, token: int) -> str:
 
 
 def completion_shape(placed: list[Placed], tokenizer: Tokenizer) -> dict[str, Any]:
-    """``logprobs`` of ``/v1/completions``: four lists of equal length."""
+    """Return ``logprobs`` of ``/v1/completions``: four lists of equal length."""
     return {
         "tokens": [token_text(tokenizer, token.id) for token, _ in placed],
         "token_logprobs": [_finite(token.logprob) for token, _ in placed],
@@ -81,7 +81,7 @@ def completion_shape(placed: list[Placed], tokenizer: Tokenizer) -> dict[str, An
 
 
 def chat_shape(placed: list[Placed], tokenizer: Tokenizer) -> dict[str, Any]:
-    """``logprobs`` of ``/v1/chat/completions``."""
+    """Return ``logprobs`` of ``/v1/chat/completions``."""
 
     def scored(token: int, logprob: float | None) -> dict[str, Any]:
         raw = token_bytes(tokenizer, token)
