@@ -134,9 +134,9 @@ class ExactDispatch(Dispatch):
         if received == 0:  # a row of no expert: every kernel takes it, and its gradients are zeros
             rows_RD, label_R = F.pad(rows_RD, (0, 0, 0, 1)), label_R.new_full((1,), self.num_local_experts)
         y_RD = self.run_local_experts(rows_RD, label_R, has_unassigned_rows=received == 0)[:received]
-        back_SD = _all_to_all(y_RD, send_counts, receive_counts, self.group)
+        returned_SD = _all_to_all(y_RD, send_counts, receive_counts, self.group)
         del rows_RD, y_RD
-        return _CombineRows.apply(back_SD, weight_Nk, pending.order_S, pending.slot_Nk, None)
+        return _CombineRows.apply(returned_SD, weight_Nk, pending.order_S, pending.slot_Nk, None)
 
     def _even(self, slots: int) -> list[list[int]]:
         shares = [slots // self.ranks + (rank < slots % self.ranks) for rank in range(self.ranks)]
@@ -151,17 +151,17 @@ class StaticDispatch(Dispatch):
 
     def dispatch_and_combine(self, x_ND: Tensor, weight_Nk: Tensor, pending: PendingDispatch) -> Tensor:
         max_rows = x_ND.shape[0] * min(weight_Nk.shape[1], self.num_local_experts)
-        place_S = self._places(pending, max_rows)
-        rows_PD: Tensor = _GatherRows.apply(x_ND, pending.order_S, pending.slot_Nk, place_S, self.ranks * max_rows)
+        buffer_row_S = self._buffer_rows(pending, max_rows)
+        rows_PD: Tensor = _GatherRows.apply(x_ND, pending.order_S, pending.slot_Nk, buffer_row_S, self.ranks * max_rows)
         label_P = _labels(pending.receive_We, max_rows).flatten()  # rows after the last received one have no expert
-        arrived_PD = _all_to_all(rows_PD, None, None, self.group)
+        received_PD = _all_to_all(rows_PD, None, None, self.group)
         del rows_PD
-        y_PD = self.run_local_experts(arrived_PD, label_P, has_unassigned_rows=True)
-        back_PD = _all_to_all(y_PD, None, None, self.group)
-        del arrived_PD, y_PD
-        return _CombineRows.apply(back_PD, weight_Nk, pending.order_S, pending.slot_Nk, place_S)
+        y_PD = self.run_local_experts(received_PD, label_P, has_unassigned_rows=True)
+        returned_PD = _all_to_all(y_PD, None, None, self.group)
+        del received_PD, y_PD
+        return _CombineRows.apply(returned_PD, weight_Nk, pending.order_S, pending.slot_Nk, buffer_row_S)
 
-    def _places(self, pending: PendingDispatch, max_rows: int) -> Tensor:
+    def _buffer_rows(self, pending: PendingDispatch, max_rows: int) -> Tensor:
         """Return the row [S] of each slot in the buffer; the rows for a rank are at the beginning of its part."""
         end_W = pending.end_E.view(self.ranks, -1)[:, -1].to(torch.int64)
         begin_W = F.pad(end_W[:-1], (1, 0))
@@ -190,40 +190,42 @@ class _GatherRows(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, x_ND: Tensor, order_S: Tensor, slot_Nk: Tensor, place_S: Tensor | None, buffer_rows: int
+        ctx: Any, x_ND: Tensor, order_S: Tensor, slot_Nk: Tensor, buffer_row_S: Tensor | None, buffer_rows: int
     ) -> Tensor:
-        ctx.save_for_backward(slot_Nk, place_S)
+        ctx.save_for_backward(slot_Nk, buffer_row_S)
         rows_SD = x_ND.index_select(0, order_S // slot_Nk.shape[1])
-        return rows_SD if place_S is None else _placed(rows_SD, place_S, buffer_rows)
+        return rows_SD if buffer_row_S is None else _scatter_rows(rows_SD, buffer_row_S, buffer_rows)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        slot_Nk, place_S = ctx.saved_tensors
-        place_Nk = slot_Nk if place_S is None else place_S.index_select(0, slot_Nk.flatten()).view_as(slot_Nk)
-        return bag(grad, place_Nk), None, None, None, None
+        slot_Nk, buffer_row_S = ctx.saved_tensors
+        buffer_row_Nk = (
+            slot_Nk if buffer_row_S is None else buffer_row_S.index_select(0, slot_Nk.flatten()).view_as(slot_Nk)
+        )
+        return bag(grad, buffer_row_Nk), None, None, None, None
 
 
 class _CombineRows(torch.autograd.Function):
-    """Sums each token's k rows, placed as by ``_GatherRows``, times their weights: [N, D]."""
+    """Sums each token's k rows, in the order of ``_GatherRows``, times their weights: [N, D]."""
 
     @staticmethod
     def forward(
-        ctx: Any, rows: Tensor, weight_Nk: Tensor, order_S: Tensor, slot_Nk: Tensor, place_S: Tensor | None
+        ctx: Any, rows: Tensor, weight_Nk: Tensor, order_S: Tensor, slot_Nk: Tensor, buffer_row_S: Tensor | None
     ) -> Tensor:
-        rows_SD = rows if place_S is None else rows.index_select(0, place_S)
-        ctx.save_for_backward(rows_SD, weight_Nk, order_S, slot_Nk, place_S)
+        rows_SD = rows if buffer_row_S is None else rows.index_select(0, buffer_row_S)
+        ctx.save_for_backward(rows_SD, weight_Nk, order_S, slot_Nk, buffer_row_S)
         ctx.buffer_rows = rows.shape[0]
         return bag(rows_SD, slot_Nk, weight_Nk)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_ND: Tensor) -> tuple[Tensor | None, ...]:
-        rows_SD, weight_Nk, order_S, slot_Nk, place_S = ctx.saved_tensors
+        rows_SD, weight_Nk, order_S, slot_Nk, buffer_row_S = ctx.saved_tensors
         grad_SD, grad_weight_Nk = bag_backward(grad_ND, rows_SD, order_S, slot_Nk, weight_Nk)
-        grad = grad_SD if place_S is None else _placed(grad_SD, place_S, ctx.buffer_rows)
+        grad = grad_SD if buffer_row_S is None else _scatter_rows(grad_SD, buffer_row_S, ctx.buffer_rows)
         return grad, grad_weight_Nk, None, None, None
 
 
-def _placed(rows_SD: Tensor, place_S: Tensor, buffer_rows: int) -> Tensor:
-    return rows_SD.new_zeros(buffer_rows, rows_SD.shape[1]).index_copy_(0, place_S, rows_SD)
+def _scatter_rows(rows_SD: Tensor, buffer_row_S: Tensor, buffer_rows: int) -> Tensor:
+    return rows_SD.new_zeros(buffer_rows, rows_SD.shape[1]).index_copy_(0, buffer_row_S, rows_SD)
