@@ -25,7 +25,7 @@ _CAP_S = 5.0
 _SAMPLES = 200
 _ENOUGH = 20
 _HEDGE_FACTOR = 1.5
-_HEDGE_LEAST_S = 0.02
+_HEDGE_MIN_S = 0.02
 _HEDGE_FRAC = 0.05
 _HEDGE_UNKNOWN_FRAC = 0.25
 _SIZES = (256 << 10, 2 << 20, 1 << 62)
@@ -114,7 +114,7 @@ class Latency:
         """
         for ordered in self._ordered[bisect_left(_SIZES, length) :]:
             if len(ordered) >= _ENOUGH:
-                return max(_HEDGE_LEAST_S, _HEDGE_FACTOR * ordered[int(0.95 * len(ordered))])
+                return max(_HEDGE_MIN_S, _HEDGE_FACTOR * ordered[int(0.95 * len(ordered))])
         return timeout_s * _HEDGE_UNKNOWN_FRAC
 
 
