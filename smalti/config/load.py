@@ -291,6 +291,6 @@ def _set(tree: Tree, path: Path, value: Any) -> None:
         if not isinstance(below, (dict, list)):
             below = {}
             section[part] = below
-            tree.origins.setdefault(path[: depth + 1], COMMAND_LINE)
+            tree.origins[path[: depth + 1]] = COMMAND_LINE
         section = below
     section[path[-1]] = value

@@ -76,6 +76,12 @@ def test_values_and_their_origins(recipe):
     assert {key: loaded.origins[key] for key in expected} == expected
 
 
+def test_the_origin_of_a_path_that_replaces_a_short_source_is_the_command_line(recipe):
+    loaded = load(RunConfig, recipe, ["data.sources.no.path=elsewhere"])
+    assert loaded.config.data.sources["no"].path == "elsewhere"
+    assert loaded.origins["data.sources.no"] == "command line"
+
+
 def test_base_is_merged_by_key_and_lists_replace(recipe, tmp_path):
     (tmp_path / "child.yaml").write_text("base: r.yaml\nname: t2\ndata:\n  stages:\n  - weights: {no: 1, b: 5}\n")
     loaded = load(RunConfig, str(tmp_path / "child.yaml"))

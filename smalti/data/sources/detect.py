@@ -158,7 +158,7 @@ def _format_of_file(files: Files, file: str) -> FormatName:
 
 
 def _hint_of_subfolders(path: str) -> str:
-    for name in sorted(os.listdir(path)):
+    for name in sorted(set(os.listdir(path)) - {"heldout"}):
         if any(os.path.isfile(os.path.join(path, name, index_file)) for index_file in _index_files()):
-            return f"path={path.rstrip('/')}/{name}"
+            return f"did you mean {path.rstrip('/')}/{name}?"
     return "check the path; if the writing of this folder was interrupted, run 'smalti data tokenize' again"

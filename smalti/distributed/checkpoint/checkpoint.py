@@ -127,8 +127,9 @@ def newest(folder: str | Path, reject: Reject | None = None, *, shared: bool = F
     """Return the newest checkpoint below ``folder`` whose every file matches its digest, or None if there is none.
 
     The checkpoint is read once for that; older ones only where newer ones fail. shared: all ranks of the world call
-    this and read a part each, with the same result. Otherwise one process reads everything. DataError where there are
-    checkpoints and none can be used: to start from the beginning is then the user's decision.
+    this and read a part each, with the same result. Otherwise one process reads everything. reject: is called with each
+    checkpoint that fails and the reason; by default a warning is logged. DataError where there are checkpoints and none
+    can be used: to start from the beginning is then the user's decision.
     """
     reasons: list[str] = []
     for name in broadcast_from_rank0(lambda: complete(folder)) if shared else complete(folder):
@@ -137,8 +138,7 @@ def newest(folder: str | Path, reject: Reject | None = None, *, shared: bool = F
         if reason is None:
             return path
         reasons.append(f"{name}: {reason}")
-        if reject is not None:
-            reject(path, reason)
+        (reject or _warn)(path, reason)
     if reasons:
         raise DataError(
             f"no checkpoint in {folder} can be used: {'; '.join(reasons)}",
@@ -146,6 +146,10 @@ def newest(folder: str | Path, reject: Reject | None = None, *, shared: bool = F
             hint="restore one from a copy, or start anew with name=NEW_NAME; nothing was changed",
         )
     return None
+
+
+def _warn(path: str, reason: str) -> None:
+    log.get("checkpoint").warning("%s is skipped: %s", path, reason)
 
 
 def set_aside_newer(path: str | Path) -> list[str]:

@@ -3,6 +3,7 @@
 import gzip
 import json
 import os
+import shutil
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -133,7 +134,12 @@ def test_nothing_or_two_things_are_errors(tmp_path: Path) -> None:
     train = tmp_path / "set" / "train"
     train.mkdir(parents=True)
     (train / "index.json").write_text("{}")
-    with pytest.raises(DataError, match=f"hint: path={train}"):
+    (tmp_path / "set" / "heldout").mkdir()
+    (tmp_path / "set" / "heldout" / "index.json").write_text("{}")
+    with pytest.raises(DataError, match=f"hint: did you mean {train}"):
+        everything(tmp_path / "set")
+    shutil.rmtree(train)
+    with pytest.raises(DataError, match="hint: check the path"):  # held-out documents are not offered for training
         everything(tmp_path / "set")
     with pytest.raises(ValueError, match="dtype has no effect with format=litdata; it is for mds, raw"):
         SourceConfig(path="x", format="litdata", dtype="int32")

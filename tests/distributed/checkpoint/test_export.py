@@ -102,6 +102,16 @@ def test_newest_complete_or_the_step_that_is_named(tmp_path: Path) -> None:
         export(run, step=7)
 
 
+def test_a_damaged_newest_checkpoint_is_named_in_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    run = tiny_run(tmp_path)
+    damaged = Path(add_checkpoint(run, _config(run), 40))
+    shard = next((damaged / "shards").iterdir())
+    shard.write_bytes(shard.read_bytes()[:-1] + b"?")
+    export(run)
+    assert json.loads((run / "export/export.json").read_text())["step"] == 20
+    assert f"{damaged} is skipped: shards/{shard.name}" in caplog.text
+
+
 def test_again_replaces_the_old_one_whole(tmp_path: Path) -> None:
     run = tiny_run(tmp_path)
     folder = Path(export(run))
