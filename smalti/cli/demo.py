@@ -43,6 +43,8 @@ def demo(
     from smalti.base.clock import now_s
     from smalti.base.errors import UserError
     from smalti.base.units import format_seconds
+    from smalti.config.load import load
+    from smalti.config.run import RunConfig
 
     if not 0.05 <= minutes <= 600:
         raise UserError(f"--minutes {minutes} is out of range", allowed="0.05 to 600", hint="smalti demo --minutes 1")
@@ -53,6 +55,7 @@ def demo(
             allowed="changes to track, such as 'track.sinks=[mlflow]'; the rest is fixed",
             hint=f"after the demo: smalti train demo name=mine {unknown[0]}",
         )
+    load(RunConfig, "demo", track)  # raises on a wrong override before the first stage
     start_s = now_s()
     stage("Documents: library sources and documentation of the installed Python", "data", "documents", RAW)
     stage("Curate: normalise, quality rules, exact dedup, held-out split", "data", "curate", "demo-curate")
@@ -79,7 +82,7 @@ def stage(title: str, *arguments: str) -> None:
     print(f"\n== {title}\n$ {_shown(arguments)}", flush=True)
     code = _run([sys.executable, "-m", "smalti", *arguments])
     if code != ExitCode.DONE:
-        print(f"the demo has stopped: '{_shown(arguments)}' exited with code {code}", file=sys.stderr)
+        print(f"the demo has stopped: this command exited with code {code}:\n  {_shown(arguments)}", file=sys.stderr)
         raise typer.Exit(code)
 
 
@@ -150,11 +153,15 @@ def _duration(minutes: float) -> tuple[tuple[str, ...], tuple[str, ...]]:
     from smalti.track.run import RunFolder
 
     try:
-        begun = RunFolder.read(RUN).config().train.duration
+        folder = RunFolder.read(RUN)
+        begun = folder.config().train.duration
     except UserError:
         begun = None
     if begun is not None:
-        print(f"\n{RUN} exists: it continues to its end, {begun} (remove the folder to start over)")
+        state = "is finished and used as it is" if folder.status().get("state") == "done" else "is continued"
+        print(
+            f"\n{RUN} {state}: it keeps its length, {begun}, whatever --minutes says (to start over, remove the folder)"
+        )
         return (f"train.duration={begun}",), ()
     step_s = _trial_step_s()
     print(f"{step_s * 1000:.0f} ms per step")

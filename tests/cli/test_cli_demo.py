@@ -86,7 +86,7 @@ def test_the_code_of_a_stage_is_the_demos_and_the_command_is_named(tmp_path):
     out, err = process.communicate(timeout=60)
     assert process.returncode == 2
     assert "== a title\n$ smalti runs report nowhere" in out
-    assert "the demo has stopped: 'smalti runs report nowhere' exited with code 2" in err
+    assert "the demo has stopped: this command exited with code 2:\n  smalti runs report nowhere\n" in err
 
 
 def test_a_stage_that_dies_of_a_signal_is_128_and_its_number(tmp_path):
@@ -166,3 +166,56 @@ def test_the_demo_takes_changes_to_track_alone(
     assert run(["demo", "track.sinks=[tensorboard]", "train.optimizer.lr=1e-3"]) == 2
     assert "hint: after the demo: smalti train demo name=mine train.optimizer.lr=1e-3" in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("override", "hint"),
+    [("track.sinks=[tensorbord]", "did you mean 'tensorboard'?"), ("track.snks=[mlflow]", "did you mean track.sinks?")],
+)
+def test_a_wrong_override_is_refused_before_the_first_stage(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    override: str,
+    hint: str,
+) -> None:
+    from smalti.cli import demo
+    from smalti.cli.main import run
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(demo, "_run", lambda command: pytest.fail(f"a stage was started: {command}"))
+    assert run(["demo", override]) == 2
+    assert f"hint: {hint}" in capsys.readouterr().err
+
+
+def test_the_command_of_a_failed_stage_can_be_pasted(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import typer
+
+    from smalti.cli import demo
+
+    monkeypatch.setattr(demo, "_run", lambda command: 2)
+    with pytest.raises(typer.Exit):
+        demo.stage("a title", "train", "demo", "track.sinks=[x]")
+    assert capsys.readouterr().err.splitlines()[-1].strip() == "smalti train demo 'track.sinks=[x]'"
+
+
+@pytest.mark.parametrize(("state", "line"), [("done", "is finished"), ("stopped", "is continued")])
+def test_the_run_of_an_earlier_demo_keeps_its_length(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], state: str, line: str
+) -> None:
+    from smalti.base.store import write_json
+    from smalti.cli import demo
+    from smalti.config.load import dump, load
+    from smalti.config.run import RunConfig
+
+    monkeypatch.chdir(tmp_path)
+    folder = tmp_path / demo.RUN
+    folder.mkdir(parents=True)
+    (folder / "config.yaml").write_text(dump(load(RunConfig, "demo", ["train.duration=68step"]).config))
+    write_json(folder / "status.json", {"state": state})
+    assert demo._duration(0.05) == (("train.duration=68step",), ())
+    output = capsys.readouterr().out
+    assert f"{demo.RUN} {line}" in output
+    assert "--minutes" in output
