@@ -6,7 +6,7 @@ from typing import Any
 
 from smalti.base import store
 from smalti.base.errors import DataError, UserError
-from smalti.track.run import resolve
+from smalti.track.run import resolve, runs_beside
 
 RECORD = "export.json"
 """File in an exported folder that names its run and step."""
@@ -63,6 +63,7 @@ def find(name_or_path: str, *, runs: str = "runs") -> ModelFolder:
         raise DataError(
             f"there is no folder '{name_or_path}', and no run of that name in {runs}/",
             allowed="a run folder (with config.yaml) or a Hugging Face folder (with config.json)",
+            hint=runs_beside(path),
         )
     raise DataError(
         f"{path} is neither a run nor a model",

@@ -91,11 +91,7 @@ class RunFolder:
         """Return the folder for reading, by its path or name in ``runs/``. Raises UserError where there is no run."""
         path = resolve(path)
         if not (Path(path) / "config.yaml").is_file():
-            raise UserError(
-                f"{path} is not a run folder: it has no config.yaml",
-                allowed="a folder that 'smalti train' has written",
-                hint=runs_beside(Path(path)),
-            )
+            raise no_run(path)
         return cls(path)
 
     @overload
@@ -378,6 +374,16 @@ def resolve(run: str | Path, *, runs: str | Path = "runs") -> Path:
     named = Path(runs) / run
     taken = any((path / name).is_file() for name in _MARKS)
     return named if not taken and (named / "config.yaml").is_file() else path
+
+
+def no_run(path: str | Path) -> DataError:
+    """Return the error for a path that is not a run folder, with a hint of the nearest run."""
+    path = Path(path)
+    return DataError(
+        f"'{path}' is not a run folder: it has no config.yaml" if path.exists() else f"there is no run folder '{path}'",
+        allowed="a folder that 'smalti train' has written",
+        hint=runs_beside(path) or "smalti runs ls FOLDER",
+    )
 
 
 def runs_beside(path: Path) -> str | None:

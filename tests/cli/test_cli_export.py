@@ -21,7 +21,11 @@ def test_export_and_verify(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
 
 @pytest.mark.parametrize(
     ("arguments", "text"),
-    [(["nowhere"], "not a run folder"), (["nowhere", "--dtype", "fp8"], "fp8"), ([], "hint: smalti export --help")],
+    [
+        (["nowhere"], "no run folder 'nowhere'"),
+        (["nowhere", "--dtype", "fp8"], "fp8"),
+        ([], "hint: smalti export --help"),
+    ],
 )
 def test_bad_requests_exit_2(arguments: list[str], text: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert smalti(["export", *arguments]) == 2

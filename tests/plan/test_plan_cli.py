@@ -163,7 +163,7 @@ def test_verify_as_a_gate(run_folder: Path, machine_file: str) -> None:
         output_of(plan.app, "verify", str(run_folder), "--within", "2")
     with pytest.raises(UserError, match="exclude each other"):
         output_of(plan.app, "verify", str(run_folder), "--measure", "--gpu", machine_file)
-    with pytest.raises(UserError, match="is not a run folder"):
+    with pytest.raises(UserError, match="there is no run folder"):
         output_of(plan.app, "verify", str(run_folder.parent / "nowhere"))
 
 

@@ -145,7 +145,7 @@ def test_one_writer_at_a_time(tmp_path):
 
 def test_the_error_for_a_folder_that_is_not_a_run_lists_the_runs_beside_it(tmp_path):
     open_run(tmp_path).close()
-    with pytest.raises(UserError, match="not a run folder") as caught:
+    with pytest.raises(UserError, match="there is no run folder") as caught:
         RunFolder.read(tmp_path / "u")
     assert str(tmp_path / "t") in str(caught.value)
 

@@ -25,6 +25,7 @@ from smalti.distributed.checkpoint import card, checkpoint
 from smalti.model.dtypes import DTYPES
 from smalti.model.huggingface import FAMILIES, load_folder, open_folder, save_folder
 from smalti.track.checkpoint_names import complete, step_of
+from smalti.track.run import RunFolder
 
 _DTYPES = DTYPES | {"fp16": torch.float16}
 _LARGEST_ERROR = 1e-5
@@ -45,9 +46,7 @@ def export(
     read back and must be equal to the bit. The model is never whole in memory. Raises UserError where the run has no
     such checkpoint or no tokenizer, DataError where the tokenizer does not fit the model or ``output`` is no export.
     """
-    run = Path(run_folder)
-    if not (run / "config.yaml").is_file():
-        raise UserError(f"{run} is not a run folder (it has no config.yaml)", hint="smalti export runs/NAME")
+    run = RunFolder.read(run_folder).path
     if dtype not in _DTYPES:
         raise UserError(f"dtype={dtype} is not known", allowed=", ".join(_DTYPES))
     config = load(RunConfig, str(run)).config

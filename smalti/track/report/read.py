@@ -12,7 +12,7 @@ import yaml
 
 from smalti.base.errors import DataError
 from smalti.track.line_file import read_lines
-from smalti.track.run import runs_beside
+from smalti.track.run import no_run
 
 _SAMPLES_A_TASK = 3
 _SAMPLES = 12
@@ -101,7 +101,7 @@ def read_run(folder: str | Path) -> RunRecord:
     """Read a run folder. Raises DataError if it does not exist or has neither config nor metrics nor events."""
     root = Path(folder)
     if not root.is_dir():
-        raise DataError(f"there is no run folder '{folder}'", hint=runs_beside(root) or "smalti runs ls FOLDER")
+        raise no_run(root)
     if not any((root / name).exists() for name in ("config.yaml", "metrics.jsonl", "events.jsonl")):
         raise DataError(
             f"'{folder}' is not a run folder", allowed="a folder with config.yaml, metrics.jsonl or events.jsonl"

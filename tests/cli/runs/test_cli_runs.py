@@ -1,6 +1,7 @@
 """``smalti runs`` as it is typed: lists are filtered and sorted, broken folders are shown, runs are compared."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -144,6 +145,17 @@ def test_diff_prints_what_differs_and_draws_it(tmp_path: Path, capsys: pytest.Ca
 def test_diff_says_what_is_wrong(arguments: list[str], text: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert smalti(["runs", "diff", *arguments]) == 2
     assert text in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["runs show", "plan verify", "export", "eval run", "chat", "serve"])
+@pytest.mark.parametrize(("run", "nearest"), [("runs/bsae", "runs/base"), ("bsae", "runs/base")])
+def test_a_missing_run_folder_has_a_hint(
+    command: str, run: str, nearest: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert smalti([*command.split(), run]) == 2
+    error = capsys.readouterr().err
+    assert re.search(f"there is no (run )?folder '{run}'", error)
+    assert f"hint: did you mean '{nearest}'?" in error
 
 
 def test_report_of_one_and_of_several(place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
