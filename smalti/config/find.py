@@ -72,17 +72,29 @@ def find_recipe(name_or_path: str, *, beside: str | None = None, fields: Collect
     recipes = {
         recipe: file for recipe, file in recipes.items() if fields is None or keys_of(_read(file)) <= {*fields, "base"}
     }
-    close = nearest(name, recipes)
     if path.is_dir():
         raise UserError(
             f"the folder '{name_or_path}' has no config.yaml",
             allowed="a run folder, which has one, a .yaml file, or the name of a recipe",
-            hint="logs/attempt-N/config.yaml of a run is the config of its attempt N: copy the newest to config.yaml",
+            hint="logs/attempt-N/config.yaml of a run is the config of its attempt N: copy the newest to config.yaml"
+            if (path / "logs").is_dir()
+            else "'smalti config show' lists the recipes by name",
         )
+    hint = "check the path; 'smalti config show' lists the recipes by name"
+    message = f"there is no recipe file or recipe named '{name_or_path}'"
+    if path.suffix in _SUFFIXES:
+        message = f"there is no file '{name_or_path}'"
+        files_there = [file.name for file in candidates[0].parent.glob("*") if file.suffix in _SUFFIXES]
+        if sibling := nearest(path.name, files_there):
+            hint = f"did you mean '{path.with_name(sibling)}'?"
+        elif example := nearest(path.stem, recipes) or (next(iter(recipes)) if len(recipes) == 1 else None):
+            hint = f"'smalti config show {example}' prints an example"
+    elif close := nearest(name, recipes):
+        hint = f"did you mean '{close}'?"
     raise UserError(
-        f"there is no recipe file or recipe named '{name_or_path}'",
+        message,
         allowed=f"a path to a .yaml file or a run folder, or one of: {', '.join(sorted(recipes)) or '(no recipe)'}",
-        hint=f"did you mean '{close}'?" if close else "check the path; 'smalti config show' lists the recipes by name",
+        hint=hint,
     )
 
 

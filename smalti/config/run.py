@@ -57,7 +57,11 @@ class JobConfig(Config):
     @classmethod
     def _name_is_a_folder_name(cls, name: str) -> str:
         if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", name):
-            raise ValueError(f"'{name}' cannot be a folder name; use letters, digits, '.', '_' and '-'")
+            raise NotAllowed(
+                f"'{name}' cannot be a folder name",
+                allowed="1 to 100 letters, digits, '.', '_' and '-', the first a letter or digit",
+                hint=f"name={re.sub('[^A-Za-z0-9._-]+', '-', name).lstrip('._-')[:100] or 'mine'}",
+            )
         return name
 
     @model_validator(mode="after")

@@ -97,7 +97,7 @@ def test_a_base_may_not_have_a_base(recipe, tmp_path):
     (tmp_path / "grandchild.yaml").write_text("base: child.yaml\n")
     assert "a base may not have a base" in refused(str(tmp_path / "grandchild.yaml"))
     (tmp_path / "lost.yaml").write_text("base: nowhere.yaml\n")
-    assert f"{tmp_path}/lost.yaml:1: base: there is no recipe" in refused(str(tmp_path / "lost.yaml"))
+    assert f"{tmp_path}/lost.yaml:1: base: there is no file 'nowhere.yaml'" in refused(str(tmp_path / "lost.yaml"))
 
 
 def test_dump_and_show_load_back_equal(recipe, tmp_path):
@@ -191,7 +191,7 @@ def _past(more: str = "skip: []", *, at_step: int = 30) -> str:
         ("model.preset=dbrxx", ["command line: model.preset = 'dbrxx'", "did you mean the preset 'dbrx'?"]),
         ("model.preset=7", ["model.preset = 7 is not allowed"]),
         ("model.moe.num_experts=4", ["model.moe.num_experts_per_tok is missing"]),
-        ("name=a/b", ["cannot be a folder name"]),
+        ("name=a/b", ["name: 'a/b' cannot be a folder name\nallowed: 1 to 100 letters, ", "hint: name=a-b"]),
         ("name={a: b", ["command line: name={a: b: not valid YAML"]),
         ("--train.lr=3", ["'--train.lr=3' is not an override", "hint: write 'train.lr=3'"]),
         ("train.optimizer", ["'train.optimizer' is not an override"]),
@@ -295,9 +295,19 @@ def test_what_parse_takes_is_not_too_deep_for_the_rest(recipe):
 
 
 def test_a_file_that_is_missing_or_no_text(tmp_path):
-    assert "there is no recipe file or recipe named" in refused(str(tmp_path / "none.yaml"))
+    assert "there is no recipe file or recipe named" in refused(str(tmp_path / "none"))
+    assert f"there is no file '{tmp_path / 'none.yaml'}'" in refused(str(tmp_path / "none.yaml"))
+    assert "'smalti config show demo-dense' prints an example" in refused(str(tmp_path / "demo-dens.yaml"))
+    (tmp_path / "mine.yaml").write_text("name: mine\n")
+    assert f"did you mean '{tmp_path / 'mine.yaml'}'?" in refused(str(tmp_path / "mien.yaml"))
+
+
+def test_a_folder_without_config_has_the_hint_of_attempts_only_where_it_has_logs(tmp_path):
     (tmp_path / "half").mkdir()
     assert "has no config.yaml" in refused(str(tmp_path / "half"))
+    assert "logs/attempt-N" not in refused(str(tmp_path / "half"))
+    (tmp_path / "half/logs").mkdir()
+    assert "logs/attempt-N" in refused(str(tmp_path / "half"))
     of_runs = "one of: dbrx-132b, demo, demo-continue, demo-dense\n"  # not those of data
     assert of_runs in refused("nosuch")
     (tmp_path / "b.yaml").write_bytes(b"\xff\xfe\x00")

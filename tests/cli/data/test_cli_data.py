@@ -65,6 +65,7 @@ def test_json_everywhere(place, capsys):
     ("arguments", "message"),
     [
         (["curate", "demo-curate"], "data/demo/raw/code.jsonl does not exist"),
+        (["curate", "curate.yaml"], "hint: 'smalti config show demo-curate' prints an example"),
         (["curate", "demo-curate", "sources.code.rules=[code-lihgt]"], "code-light"),
         (["curate", "demo-curate", "heldout_fraction=0.1"], "heldout_frac"),
         (["tokenize", "demo-tokenize"], "smalti data curate"),

@@ -221,7 +221,7 @@ def test_a_collective_of_ours_that_does_not_match_is_a_bug(text):
 def test_a_missing_recipe(work):
     done = train(work, "nowhere.yaml")
     assert done.returncode == 2
-    assert "error: there is no recipe file or recipe named 'nowhere.yaml'" in done.stderr
+    assert "error: there is no file 'nowhere.yaml'" in done.stderr
 
 
 @pytest.mark.exhaustive
