@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from smalti.base import store
-from smalti.base.errors import DataError
+from smalti.base.errors import DataError, nearest
 from smalti.config.data import FetchConfig, SourceConfig
 from smalti.config.load import from_dict
 from smalti.data.documents.heldout import SPLITS
@@ -80,6 +80,13 @@ def _tokens(
     try:
         index = read_index(config, FetchConfig(), tokenizer=tokenizer)
     except DataError as error:
+        if store.is_local(folder) and not os.path.exists(folder):
+            path = Path(folder)
+            close = nearest(path.name, os.listdir(path.parent)) if path.parent.is_dir() else None
+            raise DataError(
+                f"there is no folder '{folder}'",
+                hint=f"did you mean '{path.with_name(close)}'?" if close else "check the path",
+            ) from error
         if not store.is_local(folder) or options:
             raise
         raise DataError(

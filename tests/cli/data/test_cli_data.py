@@ -69,7 +69,9 @@ def test_json_everywhere(place, capsys):
         (["curate", "demo-curate", "sources.code.rules=[code-lihgt]"], "code-light"),
         (["curate", "demo-curate", "heldout_fraction=0.1"], "heldout_frac"),
         (["tokenize", "demo-tokenize"], "smalti data curate"),
-        (["inspect", "nowhere"], "nowhere holds nothing to inspect"),
+        (["inspect", "nowhere"], "there is no folder 'nowhere'\nhint: check the path"),
+        (["inspect", "lbi"], "there is no folder 'lbi'\nhint: did you mean 'lib'?"),
+        (["inspect", "no/where"], "there is no folder 'no/where'\nhint: check the path"),
         (["documents", "raw", "--evrything"], "--everything"),
     ],
 )
