@@ -424,6 +424,7 @@ _ON_TWO = (
 
 
 @pytest.mark.slow
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("ranks", "recipes"),
     [

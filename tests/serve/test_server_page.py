@@ -92,6 +92,7 @@ class Opened:
 
 @pytest.mark.slow
 @pytest.mark.browser
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_a_base_model_continues_text(run: Path, browser: Any, scheme: str, tmp_path: Path) -> None:
     with start_server(run) as server:

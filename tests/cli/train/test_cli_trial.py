@@ -26,7 +26,7 @@ def work(tmp_path: Path) -> Path:
     return tmp_path
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_two_steps_of_a_recipe_are_those_of_the_run_and_leave_it_alone(work: Path) -> None:
     """Only real ranks show that the trial reaches them."""
     assert run_cli(work, "train", "r.yaml", "train.duration=2step", "--dry-run").returncode == 2

@@ -191,6 +191,7 @@ def test_slow_down_for_everyone(
     record("fetch_slow_down", {"outage_s": outage_s, "requests_during": asked, "requests_per_s": 200, **found})
 
 
+@pytest.mark.exhaustive
 def test_a_copy_dies_and_comes_back_mid_run(
     tokens: Path, monkeypatch: pytest.MonkeyPatch, proof: Callable[..., int], record: Record
 ) -> None:

@@ -118,7 +118,7 @@ def _layers(rank: int, layouts: list[Layout], cases: int) -> dict[str, float]:
     return differences
 
 
-@pytest.mark.parametrize("world", [2, pytest.param(4, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("world", [2, pytest.param(4, marks=pytest.mark.exhaustive)])
 def test_a_layer_is_that_of_one_process(world: int, proof: Any) -> None:
     for differences in run_ranks(world, _layers, LAYOUTS[world], proof(short=16, full=192)):
         assert max(differences.values()) < 1e-5, max(differences, key=lambda case: differences[case])

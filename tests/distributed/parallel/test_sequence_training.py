@@ -62,8 +62,8 @@ def test_four_ranks_train_as_one(context: str) -> None:
     _compare(FAST, 4, context, 2, steps=3)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.sample(1)
-@pytest.mark.slow
 @pytest.mark.parametrize("context", ["ulysses", "ring"])
 @pytest.mark.proof
 @pytest.mark.parametrize("ranks", [2, 4] if PROVE else [2])
