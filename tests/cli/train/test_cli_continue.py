@@ -112,7 +112,7 @@ def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_without_replay_the_run_warns_of_what_it_forgets(work: Path) -> None:
     done = smalti(work, "train", recipe(work, "forgets", {"new": 1.0}))
     assert done.returncode == 0, done.stderr
-    assert "held-out 'old' is +" in done.stderr
+    assert "held-out 'old' has changed by +" in done.stderr
     told = events(work, "forgets", "forgetting")
     assert told
     assert all(event["set"] == "old" and event["worse_frac"] > event["allowed_frac"] == 0.05 for event in told)
