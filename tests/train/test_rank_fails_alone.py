@@ -89,4 +89,5 @@ def test_a_status_that_cannot_be_read_does_not_hide_the_error(tmp_path: Path) ->
     folder = RunFolder.open(toy_run.config(tmp_path), {})
     (folder.path / "status.json").write_text("{")
     job._record_failure(folder, RuntimeError("the first error"))
+    assert (folder.path / "status.json").read_text() == "{", "left for whoever repairs it"
     folder.close()
