@@ -86,7 +86,9 @@ def test_a_process_that_was_killed_is_named_and_replaced() -> None:
 
 def test_one_ctrl_c_ends_a_loop_and_its_process() -> None:
     code = f"""
+import signal
 from smalti.data.tokenizer import chat_template
+signal.signal(signal.SIGINT, signal.default_int_handler)  # tests that run in the background may ignore it
 chat_template.LIMIT_S = 1000.0
 process = chat_template.TemplateProcess({LOOP!r}, {{}})
 try:
