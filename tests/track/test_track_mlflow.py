@@ -185,6 +185,7 @@ def test_killed_and_resumed_it_is_one_run_without_a_step_twice(server: Server, t
     assert not any(host == value for value in run.data.tags.values())
 
 
+@pytest.mark.exhaustive
 def test_export_results_and_report_are_files_of_the_run(server: Server, trained: Path) -> None:
     run = run_of(server, trained)
     paths: list[str] = []

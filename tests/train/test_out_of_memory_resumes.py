@@ -12,8 +12,10 @@ import pytest
 import toy_run
 from conftest import PROVE
 
-from smalti.config.load import dump
+from smalti.config.load import dump, load
+from smalti.config.run import RunConfig
 from smalti.track.run import RunFolder
+from smalti.train import build, fit
 
 pytestmark = pytest.mark.slow
 
@@ -81,16 +83,16 @@ def _losses(folder: Path) -> dict[int, float]:
 
 
 @pytest.fixture(scope="module")
-def unhurt(tmp_path_factory: pytest.TempPathFactory) -> dict[int, float]:
-    recipe, folder = _recipe(tmp_path_factory.mktemp("unhurt"))
-    code, output, _ = _train(recipe)
-    assert code == 0, output
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[int, float]:
+    """Losses of the same steps on one rank, in this process."""
+    recipe, folder = _recipe(tmp_path_factory.mktemp("undisturbed"), axes={"ranks": 1})
+    fit(build(load(RunConfig, recipe).config))
     return _losses(folder)
 
 
 @pytest.mark.proof
 @pytest.mark.parametrize("phase", ["forward", "backward", "optimizer"] if PROVE else ["backward"])
-def test_the_run_continues_with_half_the_microbatch(phase: str, tmp_path: Path, unhurt: dict[int, float]) -> None:
+def test_the_run_continues_with_half_the_microbatch(phase: str, tmp_path: Path, undisturbed: dict[int, float]) -> None:
     recipe, folder = _recipe(tmp_path)
     code, output, _ = _train(recipe, phase=phase)
     assert code == 0, output
@@ -104,13 +106,13 @@ def test_the_run_continues_with_half_the_microbatch(phase: str, tmp_path: Path, 
     assert [e["step"] for e in events if e["event"] == "resumed"] == [5]
     assert f"rank 1 ran out of memory in {phase} after step 8, with microbatches of 192 tokens" in output
     losses = _losses(folder)
-    assert sorted(losses) == sorted(unhurt)
-    for step, loss in unhurt.items():
+    assert sorted(losses) == sorted(undisturbed)
+    for step, loss in undisturbed.items():
         assert losses[step] == pytest.approx(loss, rel=1e-5), step
 
 
 @pytest.mark.exhaustive
-def test_a_pipeline_continues_with_half_the_microbatch(tmp_path: Path, unhurt: dict[int, float]) -> None:
+def test_a_pipeline_continues_with_half_the_microbatch(tmp_path: Path, undisturbed: dict[int, float]) -> None:
     """12 rows are two microbatches of 6, then four of 3; the last pipeline stage is the one that runs out."""
     recipe, folder = _recipe(tmp_path, axes={"pipeline": 2})
     code, output, _ = _train(recipe, phase="backward")
@@ -123,8 +125,8 @@ def test_a_pipeline_continues_with_half_the_microbatch(tmp_path: Path, unhurt: d
     assert [(event["code"], event.get("cause")) for event in ended] == [(75, "oom"), (0, None)]
     assert [e["microbatch_tokens"] for e in events if e["event"] == "auto_resolved"] == [192, 96]
     losses = _losses(folder)
-    assert sorted(losses) == sorted(unhurt)
-    for step, loss in unhurt.items():
+    assert sorted(losses) == sorted(undisturbed)
+    for step, loss in undisturbed.items():
         assert losses[step] == pytest.approx(loss, rel=1e-5), step
 
 

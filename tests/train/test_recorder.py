@@ -35,6 +35,7 @@ def rows(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, float]]:
     return [json.loads(line) for line in lines]
 
 
+@pytest.mark.slow
 def test_every_metric_of_the_table_is_written(rows: list[dict[str, float]]) -> None:
     written = {metric(name).name for row in rows for name in row if name not in ("step", "ts", "time")}
     written |= {f"data/fetch/{name}" for name in counts.NAMES}

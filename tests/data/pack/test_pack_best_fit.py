@@ -44,6 +44,7 @@ def _reference(lengths: list[int], seq_len: int) -> list[int]:
 lengths_of_documents = st.lists(st.integers(1, 40), min_size=1, max_size=60)
 
 
+@pytest.mark.slow
 @pytest.mark.proof
 @given(lengths_of_documents, st.integers(2, 24))
 def test_rows_are_those_of_the_book_and_hold_every_token_once(documents: list[int], seq_len: int) -> None:
