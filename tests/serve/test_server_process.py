@@ -163,7 +163,7 @@ def test_a_second_ctrl_c_cuts_off_with_one_line(run: Path, stream: bool) -> None
     assert not any(word in told for word in ("Traceback", "Exception", "Cancel"))
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_looping_chat_template_does_not_hold_the_server(run: Path, tmp_path: Path) -> None:
     """The whole command: prompts that wait for the looping one must not keep the process from ending either."""
     model = tmp_path / "model"

@@ -315,6 +315,7 @@ def test_variables_that_users_of_mlflow_know(server: Server, tmp_path: Path, mon
     assert run_of(server, other).info.run_id == mine
 
 
+@pytest.mark.exhaustive
 @pytest.mark.browser
 def test_pages_show_curves_parameters_tags_and_the_model(server: Server, trained: Path, tmp_path: Path) -> None:
     if CHROMIUM is None:

@@ -81,6 +81,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
+@pytest.mark.exhaustive
 def test_what_its_process_lost_by_a_kill_is_sent_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("WANDB_MODE", "WANDB_RUN_ID", "WANDB_PROJECT", "WANDB_DIR"):
         monkeypatch.delenv(name, raising=False)

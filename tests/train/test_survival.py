@@ -90,11 +90,11 @@ def _ranks_of(agent: int) -> list[int]:
 @pytest.fixture(scope="module")
 def unhurt(tmp_path_factory: pytest.TempPathFactory) -> dict[int, float]:
     """Losses of an undisturbed run."""
-    recipe, folder = _recipe(tmp_path_factory.mktemp("unhurt"), duration="60step")
+    recipe, folder = _recipe(tmp_path_factory.mktemp("unhurt"), duration="40step")
     code, output = _run(recipe)
     assert code == 0, output
     losses = _losses(folder)
-    assert sorted(losses) == list(range(1, 61))
+    assert sorted(losses) == list(range(1, 41))
     return losses
 
 
@@ -103,9 +103,9 @@ def unhurt(tmp_path_factory: pytest.TempPathFactory) -> dict[int, float]:
 def test_killed_rank_ends_the_attempt_and_the_next_equals_to_the_bit(
     victim: int, tmp_path: Path, unhurt: dict[int, float]
 ) -> None:
-    recipe, folder = _recipe(tmp_path, duration="60step")
+    recipe, folder = _recipe(tmp_path, duration="40step")
     agent = _start(recipe)
-    _wait(_step_reached(folder, random.Random(victim).randint(6, 40)))
+    _wait(_step_reached(folder, random.Random(victim).randint(6, 30)))
     process = _ranks_of(agent.pid)[victim]
     os.kill(process, signal.SIGKILL)
     killed_s = time.monotonic()
@@ -158,7 +158,7 @@ def test_the_rank_that_is_stopped_is_named_and_not_those_that_wait_for_it(
 def test_a_stop_saves_and_the_resumed_run_is_equal_to_the_bit(
     number: signal.Signals, want: int, tmp_path: Path, unhurt: dict[int, float]
 ) -> None:
-    recipe, folder = _recipe(tmp_path, duration="60step")
+    recipe, folder = _recipe(tmp_path, duration="40step")
     agent = _start(recipe)
     _wait(_step_reached(folder, 7))
     agent.send_signal(number)
@@ -227,7 +227,7 @@ def test_second_interrupt_stops_at_once(tmp_path: Path) -> None:
 
 @pytest.mark.exhaustive
 def test_a_truncated_checkpoint_is_skipped_with_a_warning(tmp_path: Path, unhurt: dict[int, float]) -> None:
-    recipe, folder = _recipe(tmp_path, duration="60step")
+    recipe, folder = _recipe(tmp_path, duration="40step")
     agent = _start(recipe)
     _wait(_step_reached(folder, 12))
     agent.send_signal(signal.SIGTERM)

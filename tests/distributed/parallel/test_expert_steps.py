@@ -144,7 +144,8 @@ def _each(rank: int, cases: list[Case]) -> list[dict[str, Any]]:
     return [_stepped(rank, *case) for case in cases]
 
 
-@pytest.mark.parametrize("cases", [ON_TWO, pytest.param(ON_FOUR, marks=pytest.mark.slow)], ids=["two", "four"])
+@pytest.mark.slow
+@pytest.mark.parametrize("cases", [ON_TWO, ON_FOUR], ids=["two", "four"])
 def test_steps_are_those_of_one_process(cases: list[Case]) -> None:
     results = run_ranks(cases[0][0].world_size, _each, cases)
     for number, (_, _, options) in enumerate(cases):

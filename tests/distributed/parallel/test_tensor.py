@@ -137,8 +137,7 @@ def _on_all(
 @pytest.mark.parametrize(
     ("ranks", "names", "steps"),
     [
-        (2, ["tied", "moe"], 3),
-        pytest.param(4, ["tied", "sigmoid"], 3, marks=pytest.mark.slow),
+        pytest.param(2, ["tied", "moe"], 3, marks=pytest.mark.slow),
         pytest.param(4, ["tied", "sigmoid"], 20, marks=pytest.mark.exhaustive),
         *([pytest.param(2, ["dense", "alibi"], 20, marks=pytest.mark.slow)] if PROVE else []),
     ],
