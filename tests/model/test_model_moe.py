@@ -117,6 +117,30 @@ def test_slots_are_sorted_by_expert_and_then_in_order_and_end_with_the_last():
     assert torch.equal(order[slot], torch.arange(6).view(3, 2))
 
 
+def test_padded_slots_begin_at_multiples_and_lead_to_the_same_rows():
+    expert = torch.tensor([[4, 1], [1, 0], [4, 0]])
+    order, slot, end = slots(expert, 6, 4)
+    assert end.tolist() == [4, 8, 8, 8, 12, 12]
+    assert slot.tolist() == [[8, 4], [5, 0], [9, 1]]
+    assert torch.equal(order[slot], torch.arange(6).view(3, 2))
+    assert order.tolist() == [3, 5, 0, 0, 1, 2, 0, 0, 0, 4] + [0] * (6 + 6 * 3 - 10)
+
+
+def test_experts_with_padded_rows_compute_what_the_loop_does():
+    """In bfloat16 on a CPU, with many rows; one expert gets no token."""
+    config = sparse(moe={"num_experts": 4, "num_experts_per_tok": 2})
+    torch.manual_seed(3)
+    module = Experts(config).bfloat16()
+    x, upstream = torch.randn(2, 300, 32).bfloat16()
+    expert, weight = torch.rand(300, 3).topk(2).indices, torch.rand(300, 2)
+    weights = (module.gate_proj, module.up_proj, module.down_proj)
+    results = []
+    for module.kernel in ("grouped", "loop"):
+        results.append(_with_gradients(_through(module, expert), x, weight, weights, upstream))
+    assert all(distance(a.float(), b.float()) < 2e-2 for a, b in zip(*results, strict=True))
+    assert all(torch.count_nonzero(gradient[3:]) == 0 for gradient in results[0][3:])
+
+
 def test_backward_keeps_gate_up_and_output_of_each_slot_and_no_more():
     config = sparse(moe={"num_experts": 6, "num_experts_per_tok": 2})
     module, kept = Experts(config), {}

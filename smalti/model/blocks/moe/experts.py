@@ -17,6 +17,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from smalti.config.model import ModelConfig
+from smalti.cost.memory.experts import row_multiple
 from smalti.model.blocks.mlp import activation
 
 _ALIGNED = 8
@@ -123,13 +124,14 @@ def _grouped(
     width = x_ND.shape[1]
     gate, up, down = _padded(weights.gate), _padded(weights.up), _padded(weights.down)
     assert up is not None
+    multiple = 1 if weight_Nk is None else row_multiple(expert_Nk.numel(), len(up), x_ND.device.type, x_ND.itemsize)
     out_ND: Tensor = _Grouped.apply(
         F.pad(x_ND, (0, -width % _ALIGNED)) if width % _ALIGNED else x_ND,
         weight_Nk,
         gate,
         up,
         down,
-        *slots(expert_Nk, up.shape[0]),
+        *slots(expert_Nk, len(up), multiple),
         experts.activation,
         experts.activation_backward,
         has_unassigned_rows,
@@ -145,18 +147,30 @@ def _padded(weight_EFD: Tensor | None) -> Tensor | None:
     return F.pad(weight_EFD, (0, width, 0, inner)) if inner or width else weight_EFD
 
 
-def slots(expert_Nk: Tensor, num_experts: int) -> tuple[Tensor, Tensor, Tensor]:
+def slots(expert_Nk: Tensor, num_experts: int, multiple: int = 1) -> tuple[Tensor, Tensor, Tensor]:
     """Sort the choices by expert, without waiting for the device.
 
     Returns order_S, the flat choice n * k + j in each slot; slot_Nk, the slot of each choice; and end_E int32, the slot
     after each expert's last. The last end is S, because ``grouped_mm`` does not write rows after it; choices of E or
     above are after it.
+
+    ``multiple``: pad the slots of each expert to a multiple of it. S is then N * k + E (multiple - 1), the last end at
+    most S, and order_S is 0 for slots without a choice.
     """
     expert_S, order_S = expert_Nk.flatten().sort(stable=True)
-    slot_S = torch.empty_like(order_S)
-    slot_S[order_S] = torch.arange(order_S.shape[0], device=order_S.device)
     labels_E = torch.arange(num_experts, device=expert_S.device)
     end_E = torch.searchsorted(expert_S, labels_E, right=True, out_int32=True)
+    place_S = torch.arange(order_S.shape[0], device=order_S.device)
+    if multiple > 1:
+        count_E = end_E.diff(prepend=end_E.new_zeros(1))
+        padded_E = (count_E + (multiple - 1)) // multiple * multiple
+        place_S += ((padded_E - count_E).cumsum(0) - (padded_E - count_E)).index_select(0, expert_S)
+        end_E = padded_E.cumsum(0, dtype=torch.int32)
+    slot_S = torch.empty_like(order_S)
+    slot_S[order_S] = place_S
+    if multiple > 1:
+        padded_S = order_S.new_zeros(order_S.shape[0] + num_experts * (multiple - 1))
+        order_S = padded_S.index_copy_(0, place_S, order_S)
     return order_S, slot_S.view_as(expert_Nk), end_E
 
 
@@ -255,7 +269,7 @@ def bag_backward(
     """Return the gradients of ``bag(rows_SD, slot_Nk, weight_Nk)`` for rows and weights; ``order_S`` is from
     ``slots``."""
     token_S = order_S // slot_Nk.shape[1]
-    weight_S = weight_Nk.flatten().index_select(0, order_S)
+    weight_S = weight_Nk.new_zeros(order_S.shape).index_copy_(0, slot_Nk.flatten(), weight_Nk.flatten())
     grad_weight_S = torch.linalg.vecdot(rows_SD, grad_ND.index_select(0, token_S)).to(weight_Nk.dtype)
     grad_SD = bag(grad_ND, token_S[:, None], weight_S[:, None])
     return grad_SD, grad_weight_S.index_select(0, slot_Nk.flatten()).view_as(weight_Nk)
