@@ -23,6 +23,7 @@ EVENTS: dict[str, str] = {
     "data_slow": "a step waited for its data; at most one event a minute",
     "profile_saved": "a window of steps was profiled; its files are in the run folder",
     "eval": "held-out loss was measured in the loop",
+    "router_collapsed": "routers send most tokens to few experts, or none to some; once until they have recovered",
     "forgetting": "a set of data.retain became worse than its bound, relative to before the first step",
     "stopped": "training stopped before its end, after saving a checkpoint",
     "tracker_opened": "the run is copied to a tracker; with its address there",

@@ -99,6 +99,12 @@ TABLE: tuple[Metric, ...] = (
     Metric("l2_norm/grad/global", "1", "over all parameters and ranks", "Gradient norm before clipping."),
     Metric("moe/load_imbalance", "1", "worst layer", "Tokens at the busiest expert / average."),
     Metric("moe/load_imbalance/layer<i>", "1", "a layer with experts, from 0", "The same of one layer."),
+    Metric(
+        "moe/load/layer<i>",
+        "1",
+        "a layer with experts, from 0",
+        "List: tokens at each expert / average, at about 200 steps of a run; in metrics.jsonl, not for trackers.",
+    ),
     Metric("moe/load_entropy", "1", "mean over layers, of log(experts)", "How evenly tokens spread over experts."),
     Metric(
         "moe/router_entropy",

@@ -163,6 +163,6 @@ def _recorded(folder: RunFolder) -> dict[str, float]:
     """Return the last metrics of a run that was already finished."""
     latest: dict[str, float] = {}
     for row in folder.metrics():
-        latest |= row
+        latest |= {name: value for name, value in row.items() if not isinstance(value, list)}
     latest.pop("step", None)
     return latest

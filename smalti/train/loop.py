@@ -365,6 +365,7 @@ def checkpoint_metadata(job: Job) -> dict[str, Any]:
         "tokens": job.recorder.tokens,
         "train_s": job.recorder.train_s,
         "val_s": job.recorder.val_s,
+        "collapsed_layers": sorted(watch.collapsed) if (watch := job.recorder.watch) else [],
         "stream": job.batches.state(job.state.step),
     }
 

@@ -22,6 +22,7 @@ from smalti.track.run import RunFolder
 from smalti.track.sinks.console import ConsoleSink
 from smalti.track.sinks.feed import Feed
 from smalti.track.system import System
+from smalti.train.expert_load import CollapseWatch, expert_loads, expert_metrics, loads_due
 from smalti.train.step import StepResult, TrainState
 
 _SECONDS_PER_HOUR = 3600.0
@@ -30,7 +31,7 @@ _SECONDS_PER_HOUR = 3600.0
 class Sink(Protocol):
     """Receiver of metrics."""
 
-    def update(self, step: int, metrics: Mapping[str, float]) -> None:
+    def update(self, step: int, metrics: Mapping[str, float | list[float]]) -> None:
         """Take the metrics of one step."""
 
     def close(self) -> None:
@@ -73,6 +74,7 @@ class Recorder:
         system: System | None = None,
         seq_len: Callable[[int], int] | None = None,
         samples_before: int = 0,
+        watch: CollapseWatch | None = None,
     ) -> None:
         """Start the clock of the first window.
 
@@ -90,6 +92,7 @@ class Recorder:
         self._world_size = world_size
         self._seq_len = seq_len
         self.samples = samples_before
+        self.watch = watch
         self.tokens = tokens_before
         self.train_s = train_s_before
         self.val_s = val_s_before
@@ -128,6 +131,8 @@ class Recorder:
             self.tokens += float(result.weight)
             metrics = self._step_metrics(step, lr, result, loss, grad_norm, planned_per_s=window_tokens / window_s)
             metrics["data/wait_frac"] = wait_frac
+            if "moe/load" in result.metrics:
+                metrics |= self._expert_metrics(step, result.metrics)
             if step == rows[-1][0]:
                 metrics.update(extra or {})
                 metrics.update(self._system.take() if self._system else {})
@@ -183,6 +188,15 @@ class Recorder:
                 metrics["throughput/device/mfu"] = mfu(tokens_per_s, flops_per_token, self._peak)
         return metrics
 
+    def _expert_metrics(self, step: int, sums: Mapping[str, Tensor]) -> dict[str, float]:
+        load_LE = sums["moe/load"].cpu()
+        if loads_due(step, self._length.total_steps):
+            for sink in self._sinks:  # a line of its own: the end of the file has the last values of the others
+                sink.update(step, expert_loads(load_LE))
+        if self.watch is not None:
+            self.watch.add(step, load_LE)
+        return expert_metrics(load_LE, sums["moe/router_entropy"].cpu())
+
     def _rates(self, name: str, per_s: float) -> dict[str, float]:
         """Return a rate of all ranks together, and per rank."""
         return {f"throughput/{name}": per_s, f"throughput/device/{name}": per_s / self._world_size}
@@ -217,6 +231,7 @@ def build_recorder(
         world_size=world.world_size,
         feeds=trackers.follow(config.track, folder.path, events) if world.is_first else [],
         system=_system(config, folder) if world.is_first else None,
+        watch=_watch(config, events, saved, warns=world.is_first),
     )
 
 
@@ -230,6 +245,12 @@ def _sinks(config: JobConfig, folder: RunFolder, step: int) -> list[Sink]:
 def _system(config: JobConfig, folder: RunFolder) -> System | None:
     every_s = config.track.system_every_s
     return System(folder.path, every_s=every_s) if every_s else None
+
+
+def _watch(config: JobConfig, events: Any, saved: Mapping[str, Any], *, warns: bool) -> CollapseWatch | None:
+    if not isinstance(config, RunConfig) or config.model.moe is None:
+        return None
+    return CollapseWatch(config, events, warns=warns, collapsed=saved.get("collapsed_layers", ()))
 
 
 def _by_seq_len(config: JobConfig, step: int) -> dict[str, Any]:
@@ -274,29 +295,9 @@ def _state(error: BaseException | None) -> str:
 
 
 def _scalars(sums: Mapping[str, Tensor]) -> dict[str, float]:
-    """Return the metrics of the loss as numbers, those of experts for each layer and over all layers."""
+    """Return the metrics of the loss that are numbers."""
     metrics = {name: float(value) for name, value in sums.items() if value.ndim == 0}
     if (loss := metrics.get("loss/train/cross_entropy")) is not None:
         metrics["metrics/train/LanguageCrossEntropy"] = loss
         metrics["metrics/train/LanguagePerplexity"] = math.exp(min(loss, 700.0))  # exp(710) is no float
-    if "moe/load" in sums:
-        metrics.update(_expert_metrics(sums["moe/load"].cpu(), sums["moe/router_entropy"].cpu()))
     return metrics
-
-
-def _expert_metrics(load_LE: Tensor, entropy_L: Tensor) -> dict[str, float]:
-    imbalance_L = load_LE.amax(-1) / load_LE.mean(-1).clamp(min=1e-30)
-    dead_L = (load_LE == 0).double().mean(-1)
-    share_LE = load_LE / load_LE.sum(-1, keepdim=True).clamp(min=1e-30)
-    load_entropy_L = torch.special.entr(share_LE).sum(-1) / math.log(load_LE.shape[-1])
-    metrics = {
-        "moe/load_imbalance": imbalance_L.amax(),
-        "moe/load_entropy": load_entropy_L.mean(),
-        "moe/router_entropy": entropy_L.mean(),
-        "moe/dead_experts_frac": dead_L.mean(),
-    }
-    for layer, (imbalance, entropy, dead) in enumerate(zip(imbalance_L, entropy_L, dead_L, strict=True)):
-        metrics[f"moe/load_imbalance/layer{layer}"] = imbalance
-        metrics[f"moe/router_entropy/layer{layer}"] = entropy
-        metrics[f"moe/dead_experts_frac/layer{layer}"] = dead
-    return {name: float(value) for name, value in metrics.items()}

@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from smalti.base.axis import log_ticks, ticks
 from smalti.base.chart import (
     Bar,
     Cross,
@@ -16,10 +15,12 @@ from smalti.base.chart import (
     Series,
     bar_chart,
     column,
+    heatmap,
     line_chart,
     stacked_area,
     standalone,
 )
+from smalti.base.chart.axis import log_ticks, ticks
 
 NUMBERS = st.floats(-1e12, 1e12) | st.sampled_from([math.nan, math.inf, -math.inf, 0.0])
 
@@ -64,6 +65,32 @@ def test_any_layers_make_an_area(rows: list[list[float]]) -> None:
 def test_any_bars(values: list[tuple[float, float]]) -> None:
     bars = [Bar(f"task {i}", v, interval=(v * 0.9, v * 1.1), reference=r) for i, (v, r) in enumerate(values)]
     parse(bar_chart(bars, title="bars"))
+
+
+@given(st.lists(st.lists(NUMBERS, min_size=3, max_size=3), min_size=1, max_size=20))
+def test_any_rows_make_a_heatmap(rows: list[list[float]]) -> None:
+    parse(heatmap([1, 2, 5], [[abs(value) for value in row] for row in rows], title="load", row_name="expert"))
+
+
+def test_a_heatmap_has_a_cell_for_each_value_in_the_colour_of_its_range() -> None:
+    svg = heatmap([10, 20], [[0.0, 0.01], [1.0, 1.25], [3.99, 4.1]], title="load", row_name="expert", x_label="step")
+    parse(svg)
+    cells = dict(re.findall(r'<path class="q(\d)" d="([^"]*)"', svg))
+    assert {level: path.count("M") for level, path in cells.items()} == {"0": 1, "1": 1, "4": 1, "6": 1, "7": 1}
+    left, top = map(float, re.match(r"M([\d.]+) ([\d.]+)", cells["0"]).groups())  # type: ignore[union-attr]
+    assert top < float(cells["4"].split()[1].partition("H")[0]), "the first row is at the top"
+    assert left < float(cells["1"].split()[0][1:]), "the first x is at the left"
+    assert "step 0 to 10\nexpert 2: 3.99\nexpert 1: 1\nat 0: expert 0<" in svg
+    assert 'class="q7" x=' in svg, "the legend has every range"
+
+
+def test_a_heatmap_of_many_values_stays_small() -> None:
+    x = range(1, 201)
+    rows = [[(expert * step) % 7 / 3 for step in x] for expert in range(256)]
+    svg = heatmap(list(x), rows, title="load", row_name="expert")
+    assert len(svg) < 400_000
+    assert svg.count("<title>") == 23  # columns of 9 steps
+    assert "no data" in heatmap([1], [[math.nan]], title="load", row_name="expert")
 
 
 def _xml(text: str) -> str:

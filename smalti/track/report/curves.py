@@ -112,7 +112,7 @@ def _mix_spans(run: RunRecord) -> int:
 
 
 def small_charts(run: RunRecord) -> list[str]:
-    """Return the charts of learning rate, speed, MFU, gradient norm and balance of experts that the run has."""
+    """Return the charts of learning rate, speed, MFU and gradient norm that the run has."""
     charts: list[str | None] = [bits_chart(run), mixture_chart(run)]
     lr = next((name for name in sorted(run.names) if name.startswith("lr-")), None)
     if lr:
@@ -120,9 +120,6 @@ def small_charts(run: RunRecord) -> list[str]:
     charts.append(_chart(run, "throughput/tokens_per_sec", "Tokens per second", from_zero=True, format_y=format_count))
     charts.append(_chart(run, "throughput/device/mfu", "Model FLOPs utilisation", from_zero=True, format_y=format_frac))
     charts.append(_chart(run, "l2_norm/grad/global", "Gradient norm before clipping", log_y=True))
-    charts.append(_chart(run, "moe/load_imbalance", "Busiest expert over the average"))
-    charts.append(_chart(run, "moe/router_entropy", "Entropy of the router, of log(experts)"))
-    charts.append(_chart(run, "moe/dead_experts_frac", "Experts that no token met", format_y=format_frac))
     return [chart for chart in charts if chart is not None]
 
 

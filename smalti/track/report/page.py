@@ -9,6 +9,7 @@ from typing import Any
 from smalti.base.units import format_count, format_flops, format_frac, format_seconds
 from smalti.track.report import curves
 from smalti.track.report.continued import COLUMNS, continued
+from smalti.track.report.experts import experts_section
 from smalti.track.report.html import document, row, table, wide_and_narrow
 from smalti.track.report.machine import machine_charts
 from smalti.track.report.read import EvalRun, RunRecord
@@ -29,6 +30,7 @@ def page(run: RunRecord, parameters: tuple[int, int] | None) -> str:
     sections = (
         _header(run, parameters),
         _training(run),
+        experts_section(run),
         _continued(run),
         _evals(run),
         _samples(run),

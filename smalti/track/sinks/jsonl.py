@@ -1,7 +1,7 @@
 """``metrics.jsonl``: the run's metrics, a line for each logged step: ``{"step", "time", "<metric name>": number}``.
 
-The other sinks are copies of this file. Names are those of ``track.names``; a resumed run holds no step twice. A number
-that is not finite is written as null.
+The other sinks are copies of the numbers of this file; a metric may be a list of numbers too, in a line of its own.
+Names are those of ``track.names``; a resumed run holds no step twice. A number that is not finite is written as null.
 """
 
 from collections.abc import Mapping
@@ -27,12 +27,12 @@ class MetricsLog:
             self.dropped_lines = rewrite(path, lambda line: _is_row(line) and line["step"] <= resumed_step)
         self._file = LineFile(path)
 
-    def write(self, step: int, values: Mapping[str, float]) -> None:
+    def write(self, step: int, values: Mapping[str, float | list[float]]) -> None:
         """Append the metrics of a step. Raises SmaltiError for a name that is not in ``track.names``."""
         names.check(values)
         self._file.write({"step": step, "time": utc_text(), **values})
 
-    def update(self, step: int, metrics: Mapping[str, float]) -> None:
+    def update(self, step: int, metrics: Mapping[str, float | list[float]]) -> None:
         """Append the metrics of a step, as ``write``: the method that all sinks have."""
         self.write(step, metrics)
 
