@@ -104,9 +104,8 @@ class CollapseWatch:
         unused = {f"layer{layer}": unused_LE[layer].nonzero().flatten().tolist() for layer in new}
         unused = {layer: experts for layer, experts in unused.items() if experts}
         hint = _hint(self._config)
-        self._events.write(
-            "router_collapsed", step=step, layers=new, load_imbalance=imbalance, without_tokens=unused, hint=hint
-        )
+        facts = {"layers": new, "load_imbalance": imbalance} | ({"without_tokens": unused} if unused else {})
+        self._events.write("router_collapsed", step=step, **facts, hint=hint)
         if self._warns:
             log.get("train").warning(
                 "step %d: the router of layer %s has collapsed: over %d steps its busiest expert had %s times the mean "

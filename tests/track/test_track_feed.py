@@ -82,6 +82,7 @@ def test_lines_arrive_in_order_with_their_times(tmp_path: Path) -> None:
     feed, metrics = started(tracker, tmp_path)
     for step in range(1, 40):
         metrics.write(step, {"loss/train/total": float(step), "moe/load_imbalance": math.nan})
+    metrics.write(40, {"moe/load/layer0": [0.5, 1.5]})  # lists are not sent
     assert feed.close("done", wait_s=5) == 0
     assert tracker.steps() == list(range(1, 40))
     assert (tracker.ended, tracker.end_s) == ("done", tracker.rows[-1].time_s)

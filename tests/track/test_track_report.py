@@ -247,3 +247,53 @@ def test_in_a_browser(run_folder: Path, scheme: str, tmp_path: Path) -> None:
     assert len(shot) > 50_000
     assert not overflow
     assert not narrow
+
+
+def _with_experts(folder: Path, layers: int, experts: int = 8) -> str:
+    """The report of the synthetic run with metrics of experts; layer i is the more uneven the larger i is."""
+    rows = metric_rows(40)
+    for row in [row for row in rows if "loss/train/total" in row]:
+        for layer in range(layers):
+            row[f"moe/load_imbalance/layer{layer}"] = 1 + layer / 10
+            row[f"moe/router_entropy/layer{layer}"] = 0.9
+            row[f"moe/dead_experts_frac/layer{layer}"] = 0.0
+        load = {f"moe/load/layer{layer}": [1.0] * (experts - 1) + [0.0] for layer in range(layers)}
+        rows.append({"step": row["step"], **load})
+    write_lines(folder / "metrics.jsonl", rows)
+    return Path(write_report(folder)).read_text()
+
+
+def test_experts_have_a_section_with_a_heatmap_of_each_layer(run_folder: Path) -> None:
+    text = _with_experts(run_folder, 3)
+    section = text[text.index("<h2>Experts") : text.index("<h2>Evaluation")]
+    assert [layer for layer in range(9) if f"Layer {layer}: load of each expert" in section] == [0, 1, 2]
+    assert section.count("<figure>") == 6
+    assert "are not shown" not in section
+    assert "at 0: expert 7" in section
+    checker = Checker()
+    checker.feed(text)
+    assert checker.open == []
+
+
+def test_of_many_layers_the_most_uneven_are_shown(run_folder: Path) -> None:
+    text = _with_experts(run_folder, 9)
+    assert [layer for layer in range(9) if f"Layer {layer}: load of each expert" in text] == [3, 4, 5, 6, 7, 8]
+    assert "3 of 9 layers are not shown" in text
+
+
+def test_a_collapse_is_named_above_its_charts_and_in_the_timeline(run_folder: Path) -> None:
+    with (run_folder / "events.jsonl").open("a") as file:
+        event = {"event": "router_collapsed", "step": 120, "layers": [0, 2], "hint": "train.optimizer.lr=<1"}
+        file.write(json.dumps(event) + "\n")
+    text = Path(write_report(run_folder)).read_text()
+    assert "have collapsed: step 120, layers 0 2. hint: train.optimizer.lr=&lt;1" in text
+    assert "step 120, layers 0 2, hint train.optimizer.lr=&lt;1" in text[text.index("<h2>Timeline") :]
+
+
+def test_a_run_that_recorded_no_layers_has_the_chart_of_all(run_folder: Path) -> None:
+    text = Path(write_report(run_folder)).read_text()
+    assert text.count("Busiest expert over the average") >= 1
+    assert "load of each expert" not in text
+    rows = [{key: value for key, value in row.items() if not key.startswith("moe/")} for row in metric_rows(10)]
+    write_lines(run_folder / "metrics.jsonl", rows)
+    assert "<h2>Experts" not in Path(write_report(run_folder)).read_text()

@@ -25,9 +25,9 @@ font-variant-numeric:tabular-nums}
 .chart .family{stroke-width:1}.chart .e{paint-order:stroke;stroke:var(--chart-paper);stroke-width:3px}
 .chart .m{stroke:var(--chart-soft);stroke-dasharray:3 3}.chart .h rect{fill:transparent}
 .chart .h line,.chart .h circle{opacity:0}.chart .h:hover line,.chart .h:hover circle{opacity:1}
-.chart .q0{fill:var(--chart-ink)}.chart .q1{fill:var(--c0)}.chart .q2{fill:var(--c0);fill-opacity:.6}
-.chart .q3{fill:var(--c0);fill-opacity:.28}.chart .q4{fill:var(--chart-grid)}.chart .q5{fill:var(--c1);fill-opacity:.32}
-.chart .q6{fill:var(--c1);fill-opacity:.75}.chart .q7{fill:var(--c6)}
+.chart .p{fill:var(--chart-paper)}.chart .q0{fill:var(--chart-ink)}.chart .q1{fill:var(--c0)}
+.chart .q2{fill:var(--c0);fill-opacity:.6}.chart .q3{fill:var(--c0);fill-opacity:.28}.chart .q4{fill:var(--chart-grid)}
+.chart .q5{fill:var(--c1);fill-opacity:.32}.chart .q6{fill:var(--c1);fill-opacity:.75}.chart .q7{fill:var(--c6)}
 """ + "".join(f".chart .s{i}{{stroke:var(--c{i})}}.chart .f{i}{{fill:var(--c{i})}}\n" for i in range(8))
 """Style of all charts; a page includes it once."""
 

@@ -10,13 +10,13 @@ from smalti.base.chart.frame import Frame, finite, xy
 
 _LEVELS = (
     ("0", 0.0),
-    ("to 0.25", 0.25),
-    ("to 0.5", 0.5),
-    ("to 0.8", 0.8),
-    ("to 1.25", 1.25),
-    ("to 2", 2.0),
-    ("to 4", 4.0),
-    ("more", math.inf),
+    ("≤0.25", 0.25),
+    ("≤0.5", 0.5),
+    ("≤0.8", 0.8),
+    ("≤1.25", 1.25),
+    ("≤2", 2.0),
+    ("≤4", 4.0),
+    (">4", math.inf),
 )
 """Name and upper end (inclusive) of each range, whose colour is the class ``q<number>`` of ``CSS``."""
 _CELLS = 6000
@@ -65,8 +65,10 @@ def heatmap(
         f'y="{frame.top}" width="{xy(right - left)}" height="{frame.bottom - frame.top}"/></g>'
         for span, (left, right), column in spans
     )
+    area = f"M{frame.left} {frame.top}H{frame.right}V{frame.bottom}H{frame.left}z"  # covers the grid lines
     # without antialiasing, which would draw the edges between cells
-    return frame.wrap(f'{axes}<g shape-rendering="crispEdges">{cells_svg}</g>{hovers}')
+    body = f'<g shape-rendering="crispEdges"><path class="p" d="{area}"/>{cells_svg}</g>'
+    return frame.wrap(axes + body + hovers)
 
 
 def _merged(known: Sequence[tuple[float, tuple[float, ...]]]) -> tuple[list[float], list[list[float]]]:

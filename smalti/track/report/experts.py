@@ -14,7 +14,6 @@ from smalti.track.report.words import event_words
 
 _SHOWN = 6
 """Most layers in the charts."""
-_TAIL_FRAC = 0.2
 _WARNINGS = 3
 _WIDTH, _HEIGHT = 440, 240
 _IMBALANCE = "moe/load_imbalance"
@@ -22,7 +21,7 @@ _LAYER = re.compile(re.escape(_IMBALANCE) + r"/layer(\d+)")
 _CURVES: tuple[tuple[str, str, Callable[[float], str] | None], ...] = (
     (_IMBALANCE, "Busiest expert over the average", None),
     ("moe/router_entropy", "Entropy of the router, of log(experts)", None),
-    ("moe/dead_experts_frac", "Experts that no token met", format_frac),
+    ("moe/dead_experts_frac", "Experts without a token", format_frac),
 )
 
 
@@ -37,15 +36,15 @@ def experts_section(run: RunRecord) -> str:
     notes = [f'<p class="note bad">{escape(words)}</p>' for words in _collapses(run)]
     if left_out := len(layers) - len(shown):
         notes.append(
-            f'<p class="note">{left_out} of {len(layers)} layers are not shown, those whose busiest expert had the fewest '
-            f"tokens in the last {format_frac(_TAIL_FRAC)} of the steps.</p>"
+            f'<p class="note">{left_out} of {len(layers)} layers are not shown: those whose busiest expert had the '
+            "fewest tokens in the last fifth of the steps.</p>"
         )
     grid = "".join(f"<figure>{chart}</figure>" for chart in charts)
     return f'<h2>Experts</h2>{"".join(notes)}<div class="grid">{grid}</div>'
 
 
 def _tail(run: RunRecord, layer: int) -> float:
-    mean = run.tail_mean(f"{_IMBALANCE}/layer{layer}", frac=_TAIL_FRAC)
+    mean = run.tail_mean(f"{_IMBALANCE}/layer{layer}", frac=0.2)
     return 0.0 if mean is None else mean
 
 
@@ -76,13 +75,14 @@ def _load(run: RunRecord, layer: int) -> str | None:
     experts = [[_number(load) for load in loads] for loads in zip(*(loads for _, loads in pairs), strict=True)]
     return heatmap(
         [step for step, _ in pairs], experts, title=f"Layer {layer}: load of each expert over the average",
-        row_name="expert", x_label="step", width=_WIDTH, height=_HEIGHT,
+        row_name="expert", x_label="step", width=_WIDTH, height=max(_HEIGHT, 96 + 3 * len(experts) // 2),
     )  # fmt: skip
 
 
 def _collapses(run: RunRecord) -> list[str]:
     events = [event for event in run.events if event.get("event") == "router_collapsed"]
-    return [f"The routers of some layers have collapsed: {event_words(event)}" for event in events[-_WARNINGS:]]
+    facts = [({key: event[key] for key in event if key != "hint"}, event.get("hint")) for event in events[-_WARNINGS:]]
+    return [f"The routers of some layers have collapsed: {event_words(fact)}. hint: {hint}" for fact, hint in facts]
 
 
 def _number(value: object) -> float:
