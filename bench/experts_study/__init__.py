@@ -1,0 +1,1 @@
+"""The parts of ``bench/experts.py``: settings, data, the order of runs, their execution, figures."""

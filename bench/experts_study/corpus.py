@@ -1,0 +1,150 @@
+"""The data of the study: documents of Debian packages, or of the installed Python for a quick run.
+
+Packages are downloaded by ``apt-get download``, which needs no root, and unpacked by ``dpkg-deb``, without installing.
+Their Python sources are the code, their plain-text documentation the prose; both are curated, deduplicated and
+tokenised by Smalti's commands, which hold 5 % of the files out.
+"""
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from experts_study.settings import SHARES, Size
+
+CODE = {
+    "calibre": "GPL-3",
+    "mercurial-common": "GPL-2+",
+    "python3-astropy": "BSD-3-clause",
+    "python3-django": "BSD-3-clause",
+    "python3-matplotlib": "PSF-based",
+    "python3-networkx": "BSD-3-clause",
+    "python3-nltk": "Apache-2.0",
+    "python3-pandas": "BSD-3-clause",
+    "python3-sqlalchemy": "MIT",
+    "python3-twisted": "MIT",
+}
+"""Packages with Python sources, and their licences."""
+PROSE = {
+    "cmake-doc": "BSD-3-clause",
+    "debian-policy": "GPL-2+",
+    "git-doc": "GPL-2",
+    "linux-doc-6.1": "GPL-2",
+    "perl-doc": "Artistic or GPL-1+",
+    "python3.11-doc": "PSF-2",
+}
+"""Packages with documentation as text (reStructuredText, AsciiDoc, POD), and their licences."""
+SUFFIXES = {"code": (".py",), "prose": (".txt", ".pod")}
+
+
+class NoPackages(RuntimeError):
+    """Packages are missing and cannot be downloaded."""
+
+
+def prepare(folder: Path, size: Size) -> tuple[Path, dict[str, Any]]:
+    """Write token files below ``folder`` unless they are there. Return their folder, and what the data is."""
+    data = folder / f"data-{'debian' if size.debian else 'python'}-{size.vocab}"
+    summary = data / "corpus.json"
+    if not summary.exists():
+        data.mkdir(parents=True, exist_ok=True)
+        sources = _debian(folder / "packages", data / "raw") if size.debian else _python(data / "raw", size.thin)
+        _tokenize(data, sources, size.vocab)
+        summary.write_text(json.dumps(_summary(data, _packages(folder / "packages") if size.debian else [])))
+        for name in ("raw", "curated", "unique"):
+            shutil.rmtree(data / name)
+    corpus = json.loads(summary.read_text())
+    for name, share in SHARES.items():
+        unique, needed = corpus["sources"][name]["train"]["n_tokens"], round(share * size.tokens)
+        if unique < needed:
+            raise NoPackages(f"{name}: {unique:,} unique tokens, and the longest run reads {needed:,}")
+    return data / "tokens", corpus
+
+
+def _debian(packages: Path, raw: Path) -> dict[str, dict[str, Any]]:
+    packages.mkdir(parents=True, exist_ok=True)
+    for source, names in (("code", CODE), ("prose", PROSE)):
+        for name in names:
+            _unpack(_package(packages, name), raw / source / name, SUFFIXES[source])
+    return {name: {"path": str(raw / name), "rules": [f"{name}-light"]} for name in SHARES}
+
+
+def _package(packages: Path, name: str) -> Path:
+    """Return the .deb of a package, downloaded if it is not there. Raises NoPackages."""
+    if not (files := sorted(packages.glob(f"{name}_*.deb"))):
+        print("apt-get download", name, file=sys.stderr, flush=True)
+        try:
+            subprocess.run(
+                ["apt-get", "download", "-q", name], cwd=packages, capture_output=True, text=True, check=True
+            )
+            files = sorted(packages.glob(f"{name}_*.deb"))
+        except (OSError, subprocess.CalledProcessError) as error:
+            reason = str(getattr(error, "stderr", "") or error).strip()
+            raise NoPackages(
+                f"Debian's package {name} could not be downloaded: {reason}\n"
+                "hint: run this on Debian 12 after apt-get update, or put the .deb files of these packages into "
+                f"{packages} (dpkg-deb must be installed): {' '.join((*CODE, *PROSE))}"
+            ) from error
+    return files[-1]
+
+
+def _unpack(package: Path, target: Path, suffixes: tuple[str, ...]) -> None:
+    """Unpack the files with one of the ``suffixes``; .pod is renamed to .txt, which ``smalti data curate`` reads."""
+    everything = target.with_name(target.name + ".all")
+    everything.mkdir(parents=True)
+    subprocess.run(["dpkg-deb", "-x", str(package), str(everything)], check=True)
+    for path in sorted(everything.rglob("*")):
+        if path.suffix in suffixes and path.is_file() and not path.is_symlink():
+            place = target / path.relative_to(everything)
+            place.parent.mkdir(parents=True, exist_ok=True)
+            path.replace(place.with_name(place.name + ".txt") if path.suffix == ".pod" else place)
+    shutil.rmtree(everything)
+
+
+def _python(raw: Path, thin: int) -> dict[str, dict[str, Any]]:
+    _smalti(raw.parent, "data", "documents", str(raw))
+    for path in raw.glob("*.jsonl"):
+        path.write_text("".join(path.read_text().splitlines(keepends=True)[::thin]))
+    return {name: {"path": str(raw / f"{name}.jsonl"), "id_field": "id", "rules": [f"{name}-light"]} for name in SHARES}
+
+
+def _tokenize(data: Path, sources: dict[str, dict[str, Any]], vocab: int) -> None:
+    configs: dict[str, dict[str, Any]] = {
+        "curate": {"sources": sources, "heldout_frac": 0.05, "group_field": "group", "output": str(data / "curated")},
+        "dedup": {"documents": str(data / "curated"), "output": str(data / "unique")},
+        "tokenize": {"documents": str(data / "unique"), "output": str(data / "tokens"), "vocab_size": vocab},
+    }
+    for verb, values in configs.items():
+        path = data / f"{verb}.yaml"
+        path.write_text(json.dumps(values))  # JSON is YAML
+        _smalti(data, "data", verb, str(path))
+
+
+def _smalti(folder: Path, *arguments: str) -> None:
+    """Run a command. Raises RuntimeError with the end of its stderr if it fails."""
+    print("smalti", *arguments, file=sys.stderr, flush=True)
+    done = subprocess.run([sys.executable, "-m", "smalti", *arguments], cwd=folder, capture_output=True, text=True)
+    if done.returncode:
+        raise RuntimeError(f"smalti {' '.join(arguments)} ended with {done.returncode}:\n{done.stderr[-3000:]}")
+
+
+def _packages(packages: Path) -> list[dict[str, str]]:
+    rows = []
+    for name, licence in (CODE | PROSE).items():
+        command = ["dpkg-deb", "-f", str(_package(packages, name)), "Version"]
+        version = subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+        rows.append({"name": name, "version": version, "licence": licence})
+    return rows
+
+
+def _summary(data: Path, packages: list[dict[str, str]]) -> dict[str, Any]:
+    names = ("n_documents", "n_text_bytes", "n_tokens", "digest")
+    sources = {}
+    for source in SHARES:
+        manifests = {
+            split: json.loads((data / "tokens" / source / split / "manifest.json").read_text())
+            for split in ("train", "heldout")
+        }
+        sources[source] = {split: {name: manifest[name] for name in names} for split, manifest in manifests.items()}
+    return {"packages": packages, "sources": sources}
