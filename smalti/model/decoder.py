@@ -58,7 +58,7 @@ class DecoderOutput(NamedTuple):
     value: Tensor
     """Logits [B, T, V], or what ``head`` returned."""
     router: RouterStats | None
-    """Sums over layers; None for a dense model."""
+    """Sums over layers; None for a dense model, and with a cache, which training does not use."""
 
 
 class Block(nn.Module):
@@ -84,14 +84,14 @@ class Block(nn.Module):
         mask_BT: Tensor | None = None,
         cache: Cache | None = None,
     ) -> tuple[Tensor, RouterStats | None]:
-        """[B, T, D] -> [B, T, D] and this layer's router sums (None when dense)."""
+        """[B, T, D] -> [B, T, D] and this layer's router sums (None when dense, or with a cache)."""
         pre = self.norm_placement == "pre"
         read_BTD = self.attention_norm(x_BTD) if pre else x_BTD
         change_BTD = self.attention(read_BTD, rope, attend, cache)
         x_BTD = self._add(x_BTD, change_BTD if pre else self.attention_norm(change_BTD))
         read_BTD, stats = self.mlp_norm(x_BTD) if pre else x_BTD, None
         if isinstance(self.mlp, MoE):
-            change_BTD, stats = self.mlp(read_BTD, mask_BT)
+            change_BTD, stats = self.mlp(read_BTD, mask_BT, with_stats=cache is None)
         else:
             change_BTD = self.mlp(read_BTD)
         return self._add(x_BTD, change_BTD if pre else self.mlp_norm(change_BTD)), stats

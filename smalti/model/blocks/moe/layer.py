@@ -26,13 +26,15 @@ class MoE(nn.Module):
         self.over_row: OverRow | None = None
         """Set by ``smalti.distributed.parallel`` if ranks share a row."""
 
-    def forward(self, x_BTD: Tensor, mask_BT: Tensor | None = None) -> tuple[Tensor, RouterStats]:
+    def forward(
+        self, x_BTD: Tensor, mask_BT: Tensor | None = None, *, with_stats: bool = True
+    ) -> tuple[Tensor, RouterStats | None]:
         """[B, T, D] -> [B, T, D] and the router sums; ``mask_BT`` is True for tokens that count in them."""
         routing = self.router(x_BTD)
         expert_Nk, weight_Nk = routing.expert_BTk.flatten(0, 1), routing.weight_BTk.flatten(0, 1)
         pending = self.experts.exchange_counts(expert_Nk)
         # First what needs no routed expert: it overlaps with the exchange of tokens between ranks.
-        stats = router_stats(routing, mask_BT, self.over_row)
+        stats = router_stats(routing, mask_BT, self.over_row) if with_stats else None
         shared_BTD = None if self.shared_experts is None else self.shared_experts(x_BTD)
         out_BTD = self.experts(x_BTD.flatten(0, 1), expert_Nk, weight_Nk, pending).view_as(x_BTD)
         return out_BTD if shared_BTD is None else out_BTD + shared_BTD, stats
