@@ -48,7 +48,8 @@ def prepare(folder: Path, size: Size) -> tuple[Path, dict[str, Any]]:
     data = folder / f"data-{'debian' if size.debian else 'python'}-{size.vocab}"
     summary = data / "corpus.json"
     if not summary.exists():
-        data.mkdir(parents=True, exist_ok=True)
+        shutil.rmtree(data, ignore_errors=True)  # left by a stop
+        data.mkdir(parents=True)
         sources = _debian(folder / "packages", data / "raw") if size.debian else _python(data / "raw", size.thin)
         _tokenize(data, sources, size.vocab)
         summary.write_text(json.dumps(_summary(data, _packages(folder / "packages") if size.debian else [])))
@@ -63,7 +64,6 @@ def prepare(folder: Path, size: Size) -> tuple[Path, dict[str, Any]]:
 
 
 def _debian(packages: Path, raw: Path) -> dict[str, dict[str, Any]]:
-    packages.mkdir(parents=True, exist_ok=True)
     for source, names in (("code", CODE), ("prose", PROSE)):
         for name in names:
             _unpack(_package(packages, name), raw / source / name, SUFFIXES[source])
@@ -74,11 +74,12 @@ def _package(packages: Path, name: str) -> Path:
     """Return the .deb of a package, downloaded if it is not there. Raises NoPackages."""
     if not (files := sorted(packages.glob(f"{name}_*.deb"))):
         print("apt-get download", name, file=sys.stderr, flush=True)
+        partial = packages / "partial"
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir(parents=True)
         try:
-            subprocess.run(
-                ["apt-get", "download", "-q", name], cwd=packages, capture_output=True, text=True, check=True
-            )
-            files = sorted(packages.glob(f"{name}_*.deb"))
+            subprocess.run(["apt-get", "download", "-q", name], cwd=partial, capture_output=True, text=True, check=True)
+            files = [path.rename(packages / path.name) for path in partial.glob(f"{name}_*.deb")]
         except (OSError, subprocess.CalledProcessError) as error:
             reason = str(getattr(error, "stderr", "") or error).strip()
             raise NoPackages(

@@ -60,8 +60,8 @@ class Length:
     """Steps of the dense model; the others get as many as its FLOPs allow."""
     evaluations: int
     """Held-out measurements during a run."""
-    rates: int
-    """Learning rates that each kind tries: all for the first length, else the best of the length before."""
+    rates: int | None
+    """Number of learning rates that each kind tries, the best of the length before; None: the whole grid."""
     extensions: int
     """Number of rates that may be added, a factor of 2 each, where the best is the lowest or highest."""
     kinds: tuple[str, ...] = tuple(KINDS)
@@ -82,7 +82,7 @@ class Size:
     """Held-out tokens of each source."""
     rates: tuple[float, ...] = (1e-3, 2e-3, 4e-3, 8e-3)
     lengths: tuple[Length, ...] = (
-        Length(256, evaluations=2, rates=4, extensions=2),
+        Length(256, evaluations=2, rates=None, extensions=2),
         Length(1024, evaluations=4, rates=2, extensions=1),
         Length(4096, evaluations=16, rates=1, extensions=0, kinds=DECIDING),
     )
@@ -101,7 +101,7 @@ class Size:
 
 QUICK = Size(
     hidden=32, layers=2, intermediate=160, vocab=512, seq_len=64, batch_tokens=1024, eval_tokens=4096, rates=(4e-3,),
-    lengths=(Length(4, 1, 1, 0), Length(12, 4, 1, 0, DECIDING)), measured_steps=4,
+    lengths=(Length(4, 1, None, 0), Length(12, 4, 1, 0, DECIDING)), measured_steps=4,
     debian=False, thin=12,
 )  # fmt: skip
 
