@@ -26,7 +26,15 @@ _EVERY = {
     "initializer_range",
 }
 _ROTARY = {"norm_eps", "rope_theta", "rope_scaling", "tie_word_embeddings"}
-_MOE = {"num_experts", "num_experts_per_tok", "balance_loss_coef", "global_balance_loss_coef", "z_loss_coef", "kernel"}
+_MOE = {
+    "num_experts",
+    "num_experts_per_tok",
+    "balance_loss_coef",
+    "global_balance_loss_coef",
+    "z_loss_coef",
+    "router_initializer_range",
+    "kernel",
+}
 
 
 @dataclass(frozen=True)

@@ -37,6 +37,8 @@ class MoEConfig(Config):
     """Change per step of each expert's selection bias: up if underused, down if overused (DeepSeek-V3); 0: none."""
     z_loss_coef: Real = Field(1e-3, ge=0)
     """Weight of the router z-loss (a sum over tokens of logsumexp squared); 0: none."""
+    router_initializer_range: Real | None = Field(None, gt=0)
+    """Standard deviation of the routers' initial weights; absent: the model's ``initializer_range``."""
     kernel: Literal["grouped", "loop"] = placement("grouped")
     """``grouped``: one grouped matmul over all experts; ``loop``: one expert after another, the reference."""
 

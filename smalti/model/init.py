@@ -37,11 +37,13 @@ def draw_expert(
 
 
 def initial_std(name: str, config: ModelConfig) -> float:
-    """Return the standard deviation of a matrix's initial values: ``initializer_range``.
+    """Return the standard deviation of a matrix's initial values: ``initializer_range``, or that of the routers.
 
     For matrices that write to the residual stream it is divided by sqrt(2 layers) (GPT-2, Radford et al. 2019, section
     2.3).
     """
+    if ".router." in name and config.moe is not None and config.moe.router_initializer_range is not None:
+        return config.moe.router_initializer_range
     writes_to_residual = "o_proj" in name or "down_proj" in name
     depth = (2 * config.num_hidden_layers) ** 0.5 if writes_to_residual else 1.0
     return config.initializer_range / depth

@@ -28,20 +28,26 @@ def decays(name: str, parameter: Tensor) -> bool:
     return parameter.ndim >= 2 and "embed" not in name
 
 
+def is_router(name: str) -> bool:
+    """Return whether a parameter belongs to the router of an MoE layer."""
+    return ".router." in name
+
+
 def build_optimizer(model: nn.Module, config: OptimizerConfig) -> torch.optim.Optimizer:
     """Build the optimizer of ``config`` with all its moments allocated.
 
-    Parameters are grouped by whether they decay and by mesh, as torch updates no DTensors of several meshes in one
-    call.
+    Parameters are grouped by whether they decay, by learning rate (``lr_frac``: a group's fraction of the schedule's)
+    and by mesh, as torch updates no DTensors of several meshes in one call.
     """
-    alike: dict[tuple[bool, Any], list[nn.Parameter]] = {}
+    alike: dict[tuple[bool, float, Any], list[nn.Parameter]] = {}
     for name, parameter in model.named_parameters():
         if parameter.requires_grad:
             mesh = parameter.device_mesh if isinstance(parameter, DTensor) else None
-            alike.setdefault((decays(name, parameter), mesh), []).append(parameter)
+            lr_frac = config.router_lr_frac if is_router(name) else 1.0
+            alike.setdefault((decays(name, parameter), lr_frac, mesh), []).append(parameter)
     groups: Groups = [
-        {"params": parameters, "weight_decay": config.weight_decay if decay else 0.0}
-        for (decay, _), parameters in sorted(alike.items(), key=lambda item: not item[0][0])
+        {"params": parameters, "weight_decay": config.weight_decay if decay else 0.0, "lr_frac": lr_frac}
+        for (decay, lr_frac, _), parameters in sorted(alike.items(), key=lambda item: not item[0][0])
     ]
     return BUILDERS[config.name](groups, config)
 

@@ -22,6 +22,7 @@ _OF_TRAINING = (
     "moe.balance_loss_coef",
     "moe.global_balance_loss_coef",
     "moe.z_loss_coef",
+    "moe.router_initializer_range",
     "moe.bias_update_rate",
     "moe.kernel",
 )

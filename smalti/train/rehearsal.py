@@ -166,7 +166,7 @@ def _traced(
 def _warm(state: TrainState) -> None:
     """Run one update first: DTensor derives the sharding of each operator once, with fake tensors of the whole size."""
     for group in state.optimizer.param_groups:
-        group["lr"] = state.lr(state.step)
+        group["lr"] = state.lr(state.step) * group.get("lr_frac", 1.0)
     for parameter in state.model.parameters():
         parameter.grad = torch.zeros_like(parameter)
     state.optimizer.step()

@@ -117,7 +117,7 @@ def train_step(state: TrainState, microbatches: Sequence[Any], loss: Loss) -> St
     state.found_inf = found_inf if state.found_inf is None else found_inf.maximum(state.found_inf)
     state.optimizer.found_inf = state.found_inf  # type: ignore[attr-defined]  # as torch.amp.GradScaler gives it
     for group in state.optimizer.param_groups:
-        group["lr"] = state.lr(state.step)
+        group["lr"] = state.lr(state.step) * group.get("lr_frac", 1.0)
     state.optimizer.step()
     if state.balance is not None:
         state.balance.after_step(state.model, reduced["moe/load"], skip=state.found_inf > 0)

@@ -71,6 +71,16 @@ def test_scales():
         assert float(parameter.detach().mean()) == pytest.approx(0, abs=std / 20), name
 
 
+@pytest.mark.parametrize(("given", "std"), [(None, 0.05), (0.2, 0.2)])
+def test_routers_may_have_a_scale_of_their_own(given, std):
+    config = sparse(initializer_range=0.05)
+    moe = config.moe.model_copy(update={"router_initializer_range": given})
+    config = config.model_copy(update={"moe": moe})
+    drawn = {name: draw(name, (64, 128), config, 0).std() for name in ("blocks.0.mlp.router.weight", "embed.weight")}
+    assert float(drawn["blocks.0.mlp.router.weight"]) == pytest.approx(std, rel=0.05)
+    assert float(drawn["embed.weight"]) == pytest.approx(0.05, rel=0.05)
+
+
 def test_cast_comes_after_the_draw():
     config, name, shape = dense(), "embed.weight", (48, 32)
     assert torch.equal(draw(name, shape, config, 1, torch.bfloat16), draw(name, shape, config, 1).to(torch.bfloat16))

@@ -5,6 +5,7 @@ import os
 import re
 import signal
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ from gloo_ranks import run_ranks
 from pydantic import ValidationError
 from torch import Tensor, nn
 
-from smalti.base.errors import RetryableError
+from smalti.base.errors import RetryableError, UserError
 from smalti.config.load import from_dict
 from smalti.config.model import ModelConfig
 from smalti.config.optimizer import OptimizerConfig
@@ -26,7 +27,7 @@ from smalti.track.sinks.jsonl import read_metrics
 from smalti.train import Hook, build, fit
 from smalti.train.loop import Job
 from smalti.train.optim import build_optimizer, decays, moments
-from smalti.train.step import StepResult
+from smalti.train.step import StepResult, train_step
 
 LION = OptimizerConfig.model_validate({"name": "lion", "lr": 1e-3, "weight_decay": 0.5})
 ADAMW = OptimizerConfig(lr=1e-3, weight_decay=0.5)
@@ -118,6 +119,28 @@ def test_matrices_decay_and_norms_biases_and_the_embedding_do_not() -> None:
         *(f"attention.{one}_norm.weight" for one in "qk"), *(f"attention.{one}_proj.bias" for one in "qkvo"),
         *(f"mlp.{one}_proj.bias" for one in ("gate", "up", "down")),
     }  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["adamw", "lion"])
+def test_routers_learn_at_a_fraction_of_the_rate(name: Any, tmp_path: Path) -> None:
+    """The first update of both rules is the rate times the sign of the gradient."""
+    updates = {}
+    for frac in (1.0, 0.25):
+        optimizer = {"name": name, "lr": 1e-3, "router_lr_frac": frac, "weight_decay": 0}
+        job = build(toy_run.config(tmp_path / str(frac), "moe", optimizer=optimizer))
+        weights = {name: local(value) for name, value in job.state.model.named_parameters()}
+        before = {name: weight.detach().clone() for name, weight in weights.items()}
+        train_step(job.state, job.batches.batch(0), job.loss)
+        updates[frac] = {name: weight.detach() - before[name] for name, weight in weights.items()}
+    for parameter, update in updates[1.0].items():
+        frac = 0.25 if parameter.endswith("router.weight") else 1.0
+        torch.testing.assert_close(updates[0.25][parameter], update * frac, rtol=1e-2, atol=1e-7)
+    assert sum(parameter.endswith("router.weight") for parameter in updates[1.0]) == 2
+
+
+def test_a_fraction_of_the_rate_needs_a_router(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"router_lr_frac=0\.5 has no effect: a dense model has no router"):
+        toy_run.config(tmp_path, "dense", optimizer={"lr": 1e-3, "router_lr_frac": 0.5})
 
 
 def test_lion_has_defaults_of_its_own_and_no_eps() -> None:

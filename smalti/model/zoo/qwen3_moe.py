@@ -1,6 +1,7 @@
 """Family ``qwen3_moe``: Qwen3 with experts in some or all layers. Checked: transformers 5.23.
 
-Not stored in its folders: ``moe.z_loss_coef`` and ``moe.kernel`` are read as their defaults.
+Not stored in its folders, and read as their defaults:
+``moe.z_loss_coef``, ``moe.router_initializer_range``, ``moe.kernel``.
 """
 
 from smalti.config.model import ModelConfig
