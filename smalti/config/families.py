@@ -33,6 +33,7 @@ _MOE = {
     "global_balance_loss_coef",
     "z_loss_coef",
     "router_initializer_range",
+    "router_lr_frac",
     "kernel",
 }
 

@@ -60,8 +60,6 @@ class OptimizerConfig(Config):
     """Decoupled weight decay of matrices, multiplied by the learning rate."""
     clip_norm: Real = Field(1.0, gt=0)
     """Maximum global norm of the gradient; a larger gradient is scaled down to it."""
-    router_lr_frac: Real = Field(1.0, gt=0, le=1)
-    """The routers' learning rate as a fraction of ``lr``; a smaller one keeps experts in balance."""
 
     @model_validator(mode="before")
     @classmethod

@@ -125,13 +125,6 @@ class RunConfig(JobConfig):
 
     @model_validator(mode="after")
     def _router_learns(self) -> Self:
-        if self.train.optimizer.router_lr_frac != 1 and self.model.moe is None:
-            raise NotAllowed(
-                f"train.optimizer.router_lr_frac={self.train.optimizer.router_lr_frac:g} has no effect: a dense model "
-                "has no router",
-                allowed="1, or a model with experts (model.moe)",
-                hint="train.optimizer.router_lr_frac=1",
-            )
         if self.init_from is None and self.model.router_weighs_alike:
             fixed = "" if self.model.family in ("decoder", "dbrx", "olmoe", "qwen3_moe") else " model.family=olmoe"
             raise NotAllowed(

@@ -16,6 +16,7 @@ from torch.optim.sgd import sgd
 
 from smalti.config.optimizer import OptimizerConfig, OptimizerName
 from smalti.distributed.parallel.dtensors import local
+from smalti.model.blocks.moe.router import Router
 
 Groups = list[dict[str, Any]]
 
@@ -28,23 +29,19 @@ def decays(name: str, parameter: Tensor) -> bool:
     return parameter.ndim >= 2 and "embed" not in name
 
 
-def is_router(name: str) -> bool:
-    """Return whether a parameter belongs to the router of an MoE layer."""
-    return ".router." in name
-
-
 def build_optimizer(model: nn.Module, config: OptimizerConfig) -> torch.optim.Optimizer:
     """Build the optimizer of ``config`` with all its moments allocated.
 
     Parameters are grouped by whether they decay, by learning rate (``lr_frac``: a group's fraction of the schedule's)
     and by mesh, as torch updates no DTensors of several meshes in one call.
     """
+    routers = [module for module in model.modules() if isinstance(module, Router)]
+    lr_frac_of = {router.weight: router.config.router_lr_frac for router in routers}
     alike: dict[tuple[bool, float, Any], list[nn.Parameter]] = {}
     for name, parameter in model.named_parameters():
         if parameter.requires_grad:
             mesh = parameter.device_mesh if isinstance(parameter, DTensor) else None
-            lr_frac = config.router_lr_frac if is_router(name) else 1.0
-            alike.setdefault((decays(name, parameter), lr_frac, mesh), []).append(parameter)
+            alike.setdefault((decays(name, parameter), lr_frac_of.get(parameter, 1.0), mesh), []).append(parameter)
     groups: Groups = [
         {"params": parameters, "weight_decay": config.weight_decay if decay else 0.0, "lr_frac": lr_frac}
         for (decay, lr_frac, _), parameters in sorted(alike.items(), key=lambda item: not item[0][0])

@@ -23,6 +23,7 @@ _OF_TRAINING = (
     "moe.global_balance_loss_coef",
     "moe.z_loss_coef",
     "moe.router_initializer_range",
+    "moe.router_lr_frac",
     "moe.bias_update_rate",
     "moe.kernel",
 )

@@ -14,7 +14,7 @@ from gloo_ranks import run_ranks
 from pydantic import ValidationError
 from torch import Tensor, nn
 
-from smalti.base.errors import RetryableError, UserError
+from smalti.base.errors import RetryableError
 from smalti.config.load import from_dict
 from smalti.config.model import ModelConfig
 from smalti.config.optimizer import OptimizerConfig
@@ -126,8 +126,11 @@ def test_routers_learn_at_a_fraction_of_the_rate(name: Any, tmp_path: Path) -> N
     """The first update of both rules is the rate times the sign of the gradient."""
     updates = {}
     for frac in (1.0, 0.25):
-        optimizer = {"name": name, "lr": 1e-3, "router_lr_frac": frac, "weight_decay": 0}
-        job = build(toy_run.config(tmp_path / str(frac), "moe", optimizer=optimizer))
+        config = toy_run.config(tmp_path, "moe", optimizer={"name": name, "lr": 1e-3, "weight_decay": 0})
+        tree = config.model_dump(mode="json", exclude_unset=True)
+        tree["folder"] = str(tmp_path / str(frac))
+        tree["model"]["moe"]["router_lr_frac"] = frac
+        job = build(from_dict(RunConfig, tree, "toy").config)
         weights = {name: local(value) for name, value in job.state.model.named_parameters()}
         before = {name: weight.detach().clone() for name, weight in weights.items()}
         train_step(job.state, job.batches.batch(0), job.loss)
@@ -136,11 +139,6 @@ def test_routers_learn_at_a_fraction_of_the_rate(name: Any, tmp_path: Path) -> N
         frac = 0.25 if parameter.endswith("router.weight") else 1.0
         torch.testing.assert_close(updates[0.25][parameter], update * frac, rtol=1e-2, atol=1e-7)
     assert sum(parameter.endswith("router.weight") for parameter in updates[1.0]) == 2
-
-
-def test_a_fraction_of_the_rate_needs_a_router(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"router_lr_frac=0\.5 has no effect: a dense model has no router"):
-        toy_run.config(tmp_path, "dense", optimizer={"lr": 1e-3, "router_lr_frac": 0.5})
 
 
 def test_lion_has_defaults_of_its_own_and_no_eps() -> None:

@@ -3,7 +3,7 @@
 Checked against transformers 5.23 (``modeling_dbrx.py``). It needs the rotary base twice: in ``rope_parameters``, which
 it uses, and in ``attn_config``. The hub's DBRX folders have it in ``attn_config`` only: we read it there, transformers
 uses 10000. Not stored in a DBRX folder, and read as their defaults:
-``moe.z_loss_coef``, ``moe.router_initializer_range``, ``moe.kernel``.
+``moe.z_loss_coef``, ``moe.router_initializer_range``, ``moe.router_lr_frac``, ``moe.kernel``.
 """
 
 from smalti.config.model import ModelConfig

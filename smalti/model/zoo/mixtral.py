@@ -1,7 +1,7 @@
 """Family ``mixtral``: Mistral with experts in every layer, router weights divided by their sum.
 
 Checked: transformers 5.23. Not stored in its folders, and read as their defaults:
-``moe.z_loss_coef``, ``moe.router_initializer_range``, ``moe.kernel``.
+``moe.z_loss_coef``, ``moe.router_initializer_range``, ``moe.router_lr_frac``, ``moe.kernel``.
 """
 
 from smalti.config.model import ModelConfig

@@ -1,7 +1,7 @@
 """Family ``qwen3_moe``: Qwen3 with experts in some or all layers. Checked: transformers 5.23.
 
 Not stored in its folders, and read as their defaults:
-``moe.z_loss_coef``, ``moe.router_initializer_range``, ``moe.kernel``.
+``moe.z_loss_coef``, ``moe.router_initializer_range``, ``moe.router_lr_frac``, ``moe.kernel``.
 """
 
 from smalti.config.model import ModelConfig
