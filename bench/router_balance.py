@@ -6,12 +6,13 @@
 
 Each run is ``smalti train demo`` on one rank and one core, over the documents of the installed Python, prepared as in
 ``smalti demo``. The figure of a run is its worst median of ``moe/load_imbalance`` (the busiest expert of the worst
-layer over the mean) over any 20 steps from step 100 on. The same command resumes a stopped bench.
+layer over the mean) over any 20 steps from step 100 on. The same command on the same code resumes a stopped bench.
 """
 
 import argparse
 import json
 import os
+import shutil
 import statistics
 import subprocess
 import sys
@@ -45,11 +46,20 @@ class Balance:
 
 def prepare(folder: Path) -> None:
     """Write the token files of the demo below ``folder``, by its commands."""
-    if (folder / "data/demo/tokens/prose/train/manifest.json").exists():
+    finished = folder / "data/finished"
+    if finished.exists():
         return
+    shutil.rmtree(folder / "data", ignore_errors=True)
     smalti(folder, "data", "documents", "data/demo/raw")
     for stage, recipe in (("curate", "demo-curate"), ("dedup", "demo-dedup"), ("tokenize", "demo-tokenize")):
         smalti(folder, "data", stage, recipe)
+    finished.touch()
+
+
+def code_key() -> str:
+    """Return a digest of the commit and of what was changed since."""
+    changes = subprocess.run(["git", "diff", "HEAD"], cwd=ROOT, capture_output=True, check=False).stdout
+    return sha256(commit_of(ROOT).encode() + changes).hexdigest()[:12]
 
 
 def smalti(folder: Path, *arguments: str) -> None:
@@ -114,7 +124,7 @@ def show(rows: list[Balance], steps: int) -> None:
 def main() -> None:
     """Print the table; ``--record`` also writes bench/results/router_balance.json."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seeds", type=int, default=20)
+    parser.add_argument("--seeds", type=int, default=20, help="how many: 0, 1, 2 ...")
     parser.add_argument("--steps", type=int, default=300)
     parser.add_argument("--also", nargs="*", default=[], metavar="a.b=value", help="overrides of the recipe")
     parser.add_argument("--jobs", type=int, default=2, help="runs at one time, a core each")
@@ -123,11 +133,12 @@ def main() -> None:
     options = parser.parse_args()
     if options.steps < FROM_STEP + WINDOW:
         parser.error(f"--steps {options.steps}: at least {FROM_STEP + WINDOW}")
-    folder = Path(options.folder)
+    if options.record and options.also:
+        parser.error("--record is for the recipe as it is, without --also")
+    folder = Path(options.folder) / code_key()
     folder.mkdir(parents=True, exist_ok=True)
     prepare(folder)
-    settings = f"{commit_of(ROOT)} {options.steps} {sorted(options.also)}"
-    runs = sha256(settings.encode()).hexdigest()[:12]
+    runs = f"{options.steps}-{sha256(str(sorted(options.also)).encode()).hexdigest()[:8]}"
     rows: list[Balance] = []
     with ThreadPoolExecutor(options.jobs) as pool:
         futures = [pool.submit(run, folder, runs, seed, options.steps, options.also) for seed in range(options.seeds)]
@@ -137,7 +148,7 @@ def main() -> None:
             print(f"seed {rows[-1].seed}: {text}", file=sys.stderr, flush=True)
     show(rows, options.steps)
     if options.record:
-        figures = {f"steps_{options.steps}": {"also": options.also, "seeds": [asdict(row) for row in rows]}}
+        figures = {f"{options.seeds} seeds of {options.steps} steps": [asdict(row) for row in rows]}
         print("wrote", record("router_balance", figures))
 
 

@@ -40,7 +40,8 @@ class MoEConfig(Config):
     router_initializer_range: Real | None = Field(None, gt=0)
     """Standard deviation of the routers' initial weights; absent: the model's ``initializer_range``."""
     router_lr_frac: Real = Field(1.0, gt=0, le=1)
-    """The routers' learning rate as a fraction of ``train.optimizer.lr``; a smaller one keeps experts in balance."""
+    """The routers' learning rate as a fraction of ``train.optimizer.lr``; with a larger ``balance_loss_coef`` a smaller
+    one keeps experts in balance."""
     kernel: Literal["grouped", "loop"] = placement("grouped")
     """``grouped``: one grouped matmul over all experts; ``loop``: one expert after another, the reference."""
 

@@ -16,6 +16,9 @@ from smalti.track.sinks.feed import Events
 _LOADS = 200
 _FIRST_STEP = 100
 _WINDOW_STEPS = 20
+_LEAST_BOUND = 1.5
+_HINTED_COEF = 0.3
+"""A larger coefficient made the loss worse (docs/log.md)."""
 
 
 def expert_metrics(load_LE: Tensor, entropy_L: Tensor) -> dict[str, float]:
@@ -61,8 +64,9 @@ class CollapseWatch:
 
     It looks at windows of 20 steps, after the warmup and step 100. A router has collapsed if the median over a window
     of the busiest expert's load over the mean is more than a third of the way from 1 (even) to num_experts /
-    num_experts_per_tok (all tokens choose the same experts), or if experts had no token in the whole window. It is
-    reported once, and again only after a window in which no step was above that bound and all experts had tokens.
+    num_experts_per_tok (all tokens choose the same experts), at least 1.5, or if experts had no token in the whole
+    window. It is reported once, and again only after a window in which no step was above that bound and all experts
+    had tokens.
     """
 
     def __init__(self, config: RunConfig, events: Events, *, warns: bool, collapsed: Iterable[int] = ()) -> None:
@@ -73,7 +77,7 @@ class CollapseWatch:
         self._events = events
         self._warns = warns
         self._max = moe.num_experts / moe.num_experts_per_tok
-        self._bound = 1 + (self._max - 1) / 3
+        self._bound = max(1 + (self._max - 1) / 3, _LEAST_BOUND)
         self._after_step = max(_FIRST_STEP, config.length.step_at(config.train.schedule.warmup))
         self._loads: list[Tensor] = []
         self.collapsed = set(collapsed)
@@ -121,10 +125,10 @@ def _hint(config: RunConfig) -> str:
     moe, train = config.model.moe, config.train
     assert moe is not None
     options = []
-    if moe.balance_loss_coef < 1:
-        options.append(f"model.moe.balance_loss_coef={min(max(10 * moe.balance_loss_coef, 0.01), 1):g}")
-    if config.model.family == "decoder" and not moe.bias_update_rate:
-        options.append("model.moe.bias_update_rate=1e-3")
+    if moe.balance_loss_coef < _HINTED_COEF:
+        options.append(f"model.moe.balance_loss_coef={min(max(10 * moe.balance_loss_coef, 0.01), _HINTED_COEF):g}")
+    if moe.router_lr_frac == 1:
+        options.append("model.moe.router_lr_frac=0.1")
     options.append(f"train.optimizer.lr={train.optimizer.lr / 2:g}")
     return (
         f"in a new run {', '.join(options)} or a train.schedule.warmup over {train.schedule.warmup}; "

@@ -37,14 +37,13 @@ class Events:
         self.written.append(fields)
 
 
-def config(family: str = "decoder", **train: Any) -> RunConfig:
+def config(num_experts_per_tok: int = 2, **train: Any) -> RunConfig:
     tree = {
         "name": "load",
         "model": {
-            "family": family, "vocab_size": 256, "hidden_size": 32, "intermediate_size": 32,
+            "family": "decoder", "vocab_size": 256, "hidden_size": 32, "intermediate_size": 32,
             "num_hidden_layers": LAYERS, "num_attention_heads": 4,
-            "moe": {"num_experts": EXPERTS, "num_experts_per_tok": 2},
-            **({"norm": "layernorm"} if family == "dbrx" else {}),
+            "moe": {"num_experts": EXPERTS, "num_experts_per_tok": num_experts_per_tok},
         },
         "data": {"sources": {"code": "x"}, "seq_len": 32, "stages": [{"weights": {"code": 1}}]},
         "train": {"duration": "1000step", "global_batch_tokens": 384, "optimizer": {"lr": 4e-3}, **train},
@@ -78,11 +77,20 @@ def test_a_collapse_is_reported_once_with_what_to_type() -> None:
     assert (event["step"], event["layers"]) == (120, [1])
     assert 3 < event["load_imbalance"][0] <= 4.5
     assert event["without_tokens"] == {"layer1": [2, 3, 4, 5, 6, 7]}
-    for option in ("balance_loss_coef=0.1", "bias_update_rate=1e-3", "optimizer.lr=0.002", "schedule.warmup", "--fork"):
+    for option in ("balance_loss_coef=0.1", "router_lr_frac=0.1", "optimizer.lr=0.002", "schedule.warmup", "--fork"):
         assert option in event["hint"]
     assert len(event["hint"]) <= 200, "the report cuts longer values"
-    (event,) = collapses({1000: TWO}, config=config("dbrx"))
-    assert "bias_update_rate" not in event["hint"]
+
+
+@pytest.mark.parametrize(("chosen", "shares", "events"), [(5, [1.4], 0), (5, [1.59], 1), (8, [1.0], 0)])
+def test_an_imbalance_below_one_and_a_half_is_no_collapse(chosen: int, shares: list[float], events: int) -> None:
+    """However small the largest possible imbalance is: 1.6 for 5 of 8 experts, 1 where all are chosen."""
+    watched = Events()
+    watch = CollapseWatch(config(num_experts_per_tok=chosen), watched, warns=False)
+    rest = [(EXPERTS - sum(shares)) / (EXPERTS - 1)] * (EXPERTS - 1)
+    for step in range(1, 301):
+        watch.add(step, torch.tensor([shares + rest] * LAYERS, dtype=torch.float64))
+    assert len(watched.written) == events
 
 
 def test_a_slow_collapse_is_reported_when_the_median_is_above_the_bound() -> None:

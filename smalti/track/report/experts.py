@@ -1,4 +1,4 @@
-"""The section of the report about the routers of a mixture of experts: load, entropy and experts without tokens.
+"""The section of the report about the routers of an MoE: load, entropy and experts without tokens.
 
 Runs of a version that recorded less have the charts of what they recorded.
 """

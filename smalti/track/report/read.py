@@ -55,7 +55,7 @@ class RunRecord:
     samples: tuple[dict[str, Any], ...] = ()
     """The last texts that the model generated, newest first: ``{"prompt", "completion"}``."""
     names: frozenset[str] = field(default_factory=frozenset)
-    """Metric names that occur."""
+    """Metric names that occur, without those whose values are lists."""
 
     @property
     def state(self) -> str:
@@ -120,7 +120,7 @@ def read_run(folder: str | Path) -> RunRecord:
         events=tuple(read_lines(root / "events.jsonl")),
         evals=_evals(root / "evals"),
         samples=tuple(reversed(deque(read_lines(root / "samples.jsonl"), maxlen=_SAMPLES))),
-        names=frozenset(name for row in rows for name in row),
+        names=frozenset(name for row in rows for name, value in row.items() if not isinstance(value, list)),
     )
 
 

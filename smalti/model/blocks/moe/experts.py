@@ -3,7 +3,7 @@
 Guarantees: no host synchronisation with the ``grouped`` kernel; gathers and reductions have a fixed order, so the same
 input gives the same bits; any width.
 
-Shapes: N tokens, D hidden, E experts, k experts per token, S = N * k slots (a token at one of its experts, sorted by
+Shapes: N tokens, D hidden, E experts, k experts per token, S slots (a token at one of its experts, sorted by
 expert), F intermediate width of an expert, n tokens of one expert.
 """
 
@@ -151,8 +151,8 @@ def slots(expert_Nk: Tensor, num_experts: int, multiple: int = 1) -> tuple[Tenso
     """Sort the choices by expert, without waiting for the device.
 
     Returns order_S, the flat choice n * k + j in each slot; slot_Nk, the slot of each choice; and end_E int32, the slot
-    after each expert's last. The last end is S, because ``grouped_mm`` does not write rows after it; choices of E or
-    above are after it.
+    after each expert's last. Without padding the last end is S = N * k, as ``grouped_mm`` writes no rows after it;
+    choices of E or above are after it.
 
     ``multiple``: pad the slots of each expert to a multiple of it. S is then N * k + E (multiple - 1), the last end at
     most S, and order_S is 0 for slots without a choice.
