@@ -5,10 +5,10 @@
     make bench NAME=experts ARGS=--show                 the tables of what is finished; runs nothing
 
 Every kind tries a grid of learning rates for 1M tokens, extended where the best is at an edge; its two best rates are
-tried for 4M tokens, and the best of dense and of 4 of 16 trains for 16M. The best rate of a length gets all seeds. Runs
-have the same width, depth, batch, schedule and data: less than one epoch of Debian's packages. Active parameters are
-equal: an expert is as wide as the dense MLP divided by the number of active experts. The FLOPs of the router are
-compensated by fewer steps.
+tried for 4M tokens, and the best of dense and of 4 of 16 trains for 16M. The best rate of a length gets all seeds; it
+is chosen by a run with another one, and a rate that diverges is never the best. Runs have the same width, depth, batch,
+schedule and data: less than one epoch of Debian's packages. Active parameters are equal: an expert is as wide as the
+dense MLP divided by the number of active experts. The FLOPs of the router are compensated by fewer steps.
 
 The same command resumes a stopped study; ``experts_study/`` has its parts.
 """
@@ -36,8 +36,8 @@ def study_of(options: argparse.Namespace, folder: Path) -> tuple[runs.Study, dic
     """Return the study, with its data prepared, and the description of the data."""
     size = QUICK if options.quick else Size()
     try:
-        tokens, data = corpus.prepare(folder, size)
-    except corpus.NoPackages as error:
+        tokens, data = (corpus.read if options.show else corpus.prepare)(folder, size)
+    except corpus.NoData as error:
         sys.exit(str(error))
     import torch
 
@@ -59,8 +59,8 @@ def study_of(options: argparse.Namespace, folder: Path) -> tuple[runs.Study, dic
 
 def execute(study: runs.Study, jobs: int) -> tuple[dict[runs.Run, runs.Result], dict[str, dict[str, float]]]:
     """Run what is missing; return the results and the measured speeds. Exits with 1 if runs failed."""
+    speed = runs.speeds(study)
     with runs.pool(jobs) as executor:
-        speed = runs.speeds(study, executor)
         forecast = runs.Forecast(study, speed)
         results = study.results()
         every = all_runs(runs.scores(results), study.size, study.seeds, study.grid_seeds)
@@ -84,6 +84,14 @@ def lock(folder: Path) -> None:
     except BlockingIOError:
         report(f"another study runs in {folder}\nhint: wait for it, or give another --folder")
         sys.exit(2)
+
+
+def shown(study: runs.Study) -> tuple[dict[runs.Run, runs.Result], dict[str, dict[str, float]]]:
+    """Return the finished results and the measured speeds. Exits with 1 if there are none."""
+    results = study.results()
+    if not results:
+        sys.exit(f"no run of this code and these settings is finished in {study.place.folder}")
+    return results, runs.stored_speeds(study)
 
 
 def commits_of(results: dict[runs.Run, runs.Result]) -> list[str]:
@@ -118,7 +126,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="tiny models on the installed Python, two seeds")
     parser.add_argument("--seeds", type=int, default=3, choices=range(2, 11), metavar="2..10")
     parser.add_argument("--grid-seeds", type=int, default=1, choices=range(1, 11), metavar="1..10",
-                        help="seeds of each learning rate, by which the best is chosen")  # fmt: skip
+                        help="runs of each learning rate, by which the best is chosen")  # fmt: skip
     parser.add_argument("--jobs", type=int, default=2, help="runs at one time, a core each; a GPU takes several")
     parser.add_argument("--folder", default=str(ROOT / "build" / "bench-experts"), help="where data and runs are kept")
     parser.add_argument("--show", action="store_true", help="only print the tables of the finished runs")
@@ -126,13 +134,17 @@ def main() -> None:
     parser.add_argument("--picture", action="store_true", help=f"write {PICTURES.relative_to(ROOT)}/experts-*.svg")
     options = parser.parse_args()
     folder = Path(options.folder)
-    folder.mkdir(parents=True, exist_ok=True)
+    if options.quick and (options.record or options.picture):
+        parser.error("--record and --picture replace the study's results: leave out --quick")
     if options.show and options.record:
         parser.error("--record needs all runs: leave out --show")
     if not options.show:
+        folder.mkdir(parents=True, exist_ok=True)
         lock(folder)
     study, data = study_of(options, folder)
-    results, speed = (study.results(), runs.stored_speeds(study)) if options.show else execute(study, options.jobs)
+    results, speed = shown(study) if options.show else execute(study, options.jobs)
+    if options.picture and runs.next_runs(runs.scores(results), study.size, study.seeds, study.grid_seeds):
+        parser.error("--picture needs all runs, and some are missing: leave out --show")
     figures.show(study, results, speed)
     if options.picture:
         PICTURES.mkdir(exist_ok=True)

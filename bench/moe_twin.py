@@ -1,6 +1,6 @@
 """An MoE beside its dense twin of equal active size on the CPU, 1 thread: training step, prefill and decode.
 
-    make bench NAME=moe_twin ARGS='--record'       # about 5 minutes
+    make bench NAME=moe_twin ARGS='--record'       # about 8 minutes
     python bench/moe_twin.py --shape demo --where  # also where the time of a step goes
 
 The twin has an MLP as wide as the experts of a token together. Both train on the same random tokens by ``train_step``,

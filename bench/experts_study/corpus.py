@@ -39,13 +39,13 @@ PROSE = {
 SUFFIXES = {"code": (".py",), "prose": (".txt", ".pod")}
 
 
-class NoPackages(RuntimeError):
-    """Packages are missing and cannot be downloaded."""
+class NoData(RuntimeError):
+    """The data is missing or too small, or packages cannot be downloaded."""
 
 
 def prepare(folder: Path, size: Size) -> tuple[Path, dict[str, Any]]:
-    """Write token files below ``folder`` unless they are there. Return their folder, and what the data is."""
-    data = folder / f"data-{'debian' if size.debian else 'python'}-{size.vocab}"
+    """Write token files below ``folder`` unless they are there. Return what ``read`` does."""
+    data = _folder(folder, size)
     summary = data / "corpus.json"
     if not summary.exists():
         shutil.rmtree(data, ignore_errors=True)  # left by a stop
@@ -55,12 +55,24 @@ def prepare(folder: Path, size: Size) -> tuple[Path, dict[str, Any]]:
         summary.write_text(json.dumps(_summary(data, _packages(folder / "packages") if size.debian else [])))
         for name in ("raw", "curated", "unique"):
             shutil.rmtree(data / name)
-    corpus = json.loads(summary.read_text())
+    return read(folder, size)
+
+
+def read(folder: Path, size: Size) -> tuple[Path, dict[str, Any]]:
+    """Return the folder of the token files, and what the data is. Raises NoData if it is missing or too small."""
+    data = _folder(folder, size)
+    if not (data / "corpus.json").exists():
+        raise NoData(f"{data} has no finished data")
+    corpus = json.loads((data / "corpus.json").read_text())
     for name, share in SHARES.items():
         unique, needed = corpus["sources"][name]["train"]["n_tokens"], round(share * size.tokens)
         if unique < needed:
-            raise NoPackages(f"{name}: {unique:,} unique tokens, and the longest run reads {needed:,}")
+            raise NoData(f"{name}: {unique:,} unique tokens, and the longest run reads {needed:,}")
     return data / "tokens", corpus
+
+
+def _folder(folder: Path, size: Size) -> Path:
+    return folder / f"data-{'debian' if size.debian else 'python'}-{size.vocab}"
 
 
 def _debian(packages: Path, raw: Path) -> dict[str, dict[str, Any]]:
@@ -71,7 +83,7 @@ def _debian(packages: Path, raw: Path) -> dict[str, dict[str, Any]]:
 
 
 def _package(packages: Path, name: str) -> Path:
-    """Return the .deb of a package, downloaded if it is not there. Raises NoPackages."""
+    """Return the .deb of a package, downloaded if it is not there. Raises NoData."""
     if not (files := sorted(packages.glob(f"{name}_*.deb"))):
         print("apt-get download", name, file=sys.stderr, flush=True)
         partial = packages / "partial"
@@ -82,7 +94,7 @@ def _package(packages: Path, name: str) -> Path:
             files = [path.rename(packages / path.name) for path in partial.glob(f"{name}_*.deb")]
         except (OSError, subprocess.CalledProcessError) as error:
             reason = str(getattr(error, "stderr", "") or error).strip()
-            raise NoPackages(
+            raise NoData(
                 f"Debian's package {name} could not be downloaded: {reason}\n"
                 "hint: run this on Debian 12 after apt-get update, or put the .deb files of these packages into "
                 f"{packages} (dpkg-deb must be installed): {' '.join((*CODE, *PROSE))}"

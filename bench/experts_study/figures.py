@@ -27,10 +27,10 @@ def interval(values: list[float]) -> tuple[float, float]:
     return statistics.mean(values), half
 
 
-def best_runs(study: Study, results: Results, kind: str, steps: int) -> list[Result]:
+def best_runs(study: Study, results: Results, kind: str, length: Length) -> list[Result]:
     """Return the results of a kind at its best rate, by seed; empty before all seeds are finished."""
-    lr = best_rate(scores(results), kind, steps, study.grid_seeds)
-    runs = [Run(kind, steps, lr, seed) for seed in range(study.seeds)] if lr is not None else []
+    lr = best_rate(scores(results), kind, length, study.grid_seeds)
+    runs = [Run(kind, length.steps, lr, seed) for seed in range(study.seeds)] if lr is not None else []
     return [results[run] | {"lr": lr} for run in runs] if all(run in results for run in runs) else []
 
 
@@ -44,8 +44,8 @@ def summary(study: Study, results: Results) -> dict[str, dict[str, Any]]:
 
 
 def _row(study: Study, results: Results, kind: str, length: Length) -> dict[str, Any] | None:
-    runs = best_runs(study, results, kind, length.steps)
-    dense = best_runs(study, results, "dense", length.steps)
+    runs = best_runs(study, results, kind, length)
+    dense = best_runs(study, results, "dense", length)
     if not runs or not dense:
         return None
     config = config_of(study.place, study.size, Run(kind, length.steps, runs[0]["lr"], 0))
@@ -78,7 +78,7 @@ def dense_flops(study: Study, results: Results, targets: list[float], flops: int
     target or the nearest ones. The result is the geometric mean over the seeds, with the interval as a factor, and
     whether a target was outside the lengths. Empty if the dense loss does not fall.
     """
-    ends = [best_runs(study, results, "dense", length.steps) for length in study.size.lengths]
+    ends = [best_runs(study, results, "dense", length) for length in study.size.lengths]
     ends = [runs for runs in ends if runs]
     if len(ends) < 2:
         return {}
@@ -115,14 +115,19 @@ def _flops(study: Study, run: Result) -> float:
     return float(run["eval_steps"][-1] * run["flops_per_step"])
 
 
-def grid(study: Study, results: Results) -> dict[str, dict[str, dict[str, float]]]:
-    """Return held-out bits per byte by tokens, kind and rate, the mean of the seeds that choose the rate."""
-    table: dict[str, dict[str, dict[str, float]]] = {}
+def grid(study: Study, results: Results) -> dict[str, dict[str, dict[str, float | None]]]:
+    """Return held-out bits per byte by tokens, kind and rate, the mean of the seeds that choose the rate.
+
+    None where one of them diverged.
+    """
+    table: dict[str, dict[str, dict[str, float | None]]] = {}
+    lengths, losses = {length.steps: length for length in study.size.lengths}, scores(results)
     for run in sorted(results, key=lambda run: (run.steps, list(KINDS).index(run.kind), run.lr)):
-        seeds = [Run(run.kind, run.steps, run.lr, seed) for seed in range(study.grid_seeds)]
+        seeds = lengths[run.steps].grid(run.kind, run.lr, study.grid_seeds)
         if all(seed in results for seed in seeds):
             rates = table.setdefault(str(run.steps * study.size.batch_tokens), {}).setdefault(run.kind, {})
-            rates[f"{run.lr:g}"] = statistics.mean(results[seed]["bits_per_byte"][-1] for seed in seeds)
+            mean = statistics.mean(losses[seed] for seed in seeds)
+            rates[f"{run.lr:g}"] = mean if math.isfinite(mean) else None
     return table
 
 
@@ -130,9 +135,9 @@ def gains(study: Study, results: Results) -> dict[str, dict[str, list[float]]]:
     """Return for each MoE of the last length its gain over dense during training: tokens, bits per byte, half width."""
     curves = {}
     last = study.size.lengths[-1]
-    dense = best_runs(study, results, "dense", last.steps)
+    dense = best_runs(study, results, "dense", last)
     for kind in last.kinds[1:]:
-        runs = best_runs(study, results, kind, last.steps)
+        runs = best_runs(study, results, kind, last)
         if dense and runs:
             pairs = [zip(a["bits_per_byte"], b["bits_per_byte"], strict=True) for a, b in zip(dense, runs, strict=True)]
             columns = list(zip(*([x - y for x, y in pair] for pair in pairs), strict=True))
@@ -150,7 +155,9 @@ def show(study: Study, results: Results, speed: dict[str, dict[str, float]]) -> 
         print(_line(["", *(f"{lr:g}" for lr in rates)]))
         print(_line(["---"] * (len(rates) + 1)))
         for kind, row in kinds.items():
-            print(_line([kind, *(f"{row[f'{lr:g}']:.4f}" if f"{lr:g}" in row else "-" for lr in rates)]))
+            print(_line([kind, *(_loss(row, lr) for lr in rates)]))
+    if diverged := [run.name for run, score in scores(results).items() if not math.isfinite(score)]:
+        print(f"\nDiverged, so their rates are never the best: {', '.join(diverged)}")
     for tokens, rows in summary(study, results).items():
         print(f"\nAt each one's best rate, {int(tokens) / 1e6:.2f}M tokens, {study.seeds} seeds\n")
         heads = "|parameters|active|rate|steps|TFLOP|bits per byte|less than dense|FLOPs of dense for it|tokens/s"
@@ -161,6 +168,11 @@ def show(study: Study, results: Results, speed: dict[str, dict[str, float]]) -> 
     print("\nTime of a FLOP, beside a dense run at the same time")
     for kind, pair in speed.items():
         print(f"{kind}: {pair['time_per_flop']:.2f} times dense")
+
+
+def _loss(row: dict[str, float | None], lr: float) -> str:
+    loss = row.get(f"{lr:g}", math.nan)
+    return "diverged" if loss is None else "-" if math.isnan(loss) else f"{loss:.4f}"
 
 
 def _cells(kind: str, row: dict[str, Any]) -> list[str]:
@@ -192,16 +204,16 @@ def pictures(study: Study, results: Results) -> dict[str, str]:
     last = study.size.lengths[-1]
     heldout = []
     for colour, kind in enumerate(KINDS):
-        runs = best_runs(study, results, kind, last.steps) if kind in last.kinds else []
+        runs = best_runs(study, results, kind, last) if kind in last.kinds else []
         if runs:
             x = [step * study.size.batch_tokens / 1e6 for step in runs[0]["eval_steps"]]
             heldout += [Series(kind, x, run["bits_per_byte"], faint=True, colour=colour) for run in runs]
             columns = zip(*(run["bits_per_byte"] for run in runs), strict=True)
             heldout.append(Series(kind, x, [statistics.mean(column) for column in columns], colour=colour))
-    rates = [
-        Series(kind, [float(lr) for lr in row], list(row.values()), colour=list(KINDS).index(kind))
-        for kind, row in next(iter(grid(study, results).values()), {}).items()
-    ]
+    rates = []
+    for kind, row in next(iter(grid(study, results).values()), {}).items():
+        losses = {float(lr): loss for lr, loss in row.items() if loss is not None}
+        rates.append(Series(kind, list(losses), list(losses.values()), colour=list(KINDS).index(kind)))
     seeds = f"mean of {study.seeds} seeds"
     return {
         "experts-heldout.svg": line_chart(

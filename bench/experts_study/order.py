@@ -13,13 +13,14 @@ def next_runs(scores: Scores, size: Size, seeds: int, grid_seeds: int) -> list[R
     """Return the runs without a score that are called for by now, the shortest first.
 
     At each length a kind trains ``grid_seeds`` seeds of each rate; its best rate gets all ``seeds``, and its best rates
-    go to the next length. Rates are added where the best is at an edge.
+    go to the next length. Rates are added where the best is at an edge. A rate that diverged (its score is infinite) is
+    never the best.
     """
     runs: list[Run] = []
     for kind in size.lengths[0].kinds:
         for length, rates in rates_of(scores, size, kind, grid_seeds):
-            runs += [Run(kind, length.steps, lr, seed) for lr in rates for seed in range(grid_seeds)]
-            best = best_rate(scores, kind, length.steps, grid_seeds)
+            runs += [run for lr in rates for run in length.grid(kind, lr, grid_seeds)]
+            best = best_rate(scores, kind, length, grid_seeds)
             if best is not None and _complete(scores, kind, length, rates, grid_seeds):
                 runs += [Run(kind, length.steps, best, seed) for seed in range(seeds)]
     missing = [run for run in dict.fromkeys(runs) if run not in scores]
@@ -46,14 +47,14 @@ def rates_of(scores: Scores, size: Size, kind: str, grid_seeds: int) -> list[tup
         reached.append((length, rates))
         if not _complete(scores, kind, length, rates, grid_seeds):
             break
-        rates = tuple(sorted(rates, key=lambda lr: _mean(scores, kind, length.steps, lr, grid_seeds)))
+        rates = tuple(sorted(rates, key=lambda lr: (_mean(scores, kind, length, lr, grid_seeds), lr)))
     return reached
 
 
-def best_rate(scores: Scores, kind: str, steps: int, grid_seeds: int) -> float | None:
-    """Return the rate with the lowest mean over the first ``grid_seeds`` seeds; None before any has them all."""
-    rates = {run.lr for run in scores if (run.kind, run.steps) == (kind, steps)}
-    means = {lr: _mean(scores, kind, steps, lr, grid_seeds) for lr in rates}
+def best_rate(scores: Scores, kind: str, length: Length, grid_seeds: int) -> float | None:
+    """Return the rate with the lowest mean over ``grid_seeds`` seeds; None if none has them all or all diverged."""
+    rates = {run.lr for run in scores if (run.kind, run.steps) == (kind, length.steps)}
+    means = {lr: _mean(scores, kind, length, lr, grid_seeds) for lr in rates}
     finite = {lr: mean for lr, mean in means.items() if math.isfinite(mean)}
     return min(finite, key=lambda lr: finite[lr]) if finite else None
 
@@ -64,7 +65,8 @@ def _extended(
     for _ in range(length.extensions):
         if not _complete(scores, kind, length, rates, grid_seeds):
             break
-        best = min(rates, key=lambda lr: _mean(scores, kind, length.steps, lr, grid_seeds))
+        # where all diverged, the lowest
+        best = min(rates, key=lambda lr: (_mean(scores, kind, length, lr, grid_seeds), lr))
         if best not in (min(rates), max(rates)):
             break
         rates = (*rates, best / 2 if best == min(rates) else best * 2)
@@ -72,9 +74,12 @@ def _extended(
 
 
 def _complete(scores: Scores, kind: str, length: Length, rates: tuple[float, ...], grid_seeds: int) -> bool:
-    return all(Run(kind, length.steps, lr, seed) in scores for lr in rates for seed in range(grid_seeds))
+    return all(run in scores for lr in rates for run in length.grid(kind, lr, grid_seeds))
 
 
-def _mean(scores: Scores, kind: str, steps: int, lr: float, grid_seeds: int) -> float:
-    values = [scores.get(Run(kind, steps, lr, seed), math.inf) for seed in range(grid_seeds)]
-    return statistics.mean(value if math.isfinite(value) else math.inf for value in values)
+def _mean(scores: Scores, kind: str, length: Length, lr: float, grid_seeds: int) -> float:
+    """Return the mean over the seeds that choose; infinite if one is missing, or if a run of any seed diverged."""
+    of_rate = [score for run, score in scores.items() if (run.kind, run.steps, run.lr) == (kind, length.steps, lr)]
+    if not all(map(math.isfinite, of_rate)):
+        return math.inf
+    return statistics.mean(scores.get(run, math.inf) for run in length.grid(kind, lr, grid_seeds))

@@ -8,6 +8,7 @@ import ast
 import hashlib
 import json
 import logging
+import math
 import multiprocessing
 import os
 import shutil
@@ -31,15 +32,32 @@ from smalti.cost.flops import train_flops_per_token
 
 ROOT = Path(__file__).resolve().parents[2]
 CODE = (
+    "smalti/base/rng.py",
+    "smalti/cost/memory/experts.py",
+    "smalti/data/order/*.py",
+    "smalti/data/pack/*.py",
+    "smalti/data/stream/batch.py",
+    "smalti/data/stream/stream.py",
+    "smalti/distributed/parallel/dtensors.py",
+    "smalti/distributed/parallel/fsdp.py",
+    "smalti/distributed/parallel/parallelize.py",
+    "smalti/evals/in_loop.py",
+    "smalti/evals/likelihood.py",
     "smalti/model/decoder.py",
+    "smalti/model/dtypes.py",
     "smalti/model/init.py",
     "smalti/model/blocks/*.py",
     "smalti/model/blocks/attention/*.py",
     "smalti/model/blocks/moe/*.py",
+    "smalti/train/batches.py",
+    "smalti/train/cross_entropy.py",
     "smalti/train/expert_balance.py",
+    "smalti/train/gradient_sums.py",
     "smalti/train/loss.py",
+    "smalti/train/microbatch.py",
     "smalti/train/optim.py",
     "smalti/train/schedule.py",
+    "smalti/train/step.py",
 )
 """Code that a result depends on; a change of it, other than of comments and docstrings, repeats the runs."""
 ATTEMPTS = 2
@@ -110,8 +128,9 @@ def _is_text(node: ast.AST) -> bool:
 
 
 def scores(results: dict[Run, Result]) -> dict[Run, float]:
-    """Return the last held-out bits per byte of each run."""
-    return {run: result["bits_per_byte"][-1] for run, result in results.items()}
+    """Return the last held-out bits per byte of each run; infinite if it diverged."""
+    losses = {run: result["bits_per_byte"] for run, result in results.items()}
+    return {run: math.inf if None in values else values[-1] for run, values in losses.items()}
 
 
 def result_path(config: RunConfig) -> Path:
@@ -121,9 +140,10 @@ def result_path(config: RunConfig) -> Path:
 
 
 def train(config: RunConfig, commit: str, machine: str) -> Result:
-    """Run or resume a training in this process; write its result."""
+    """Run or resume a training in this process; write its result, also if it diverged."""
     from smalti.evals.in_loop import heldout_hook
     from smalti.train import job
+    from smalti.train.recorder import NotFinite
 
     logging.getLogger("smalti").setLevel(logging.WARNING)
     path = result_path(config)
@@ -133,28 +153,36 @@ def train(config: RunConfig, commit: str, machine: str) -> Result:
         file.write(commit + "\n")
     try:
         job.run(config, {}, evaluation=heldout_hook)
+        result = read(config)
+    except NotFinite as error:
+        result = {"eval_steps": [error.step], "bits_per_byte": [None], "diverged": str(error)}
     except SmaltiError as error:  # which cannot be sent between processes
         raise RuntimeError(str(error)) from None
-    result = read(config) | {"machine": machine, "commits": list(dict.fromkeys(commits.read_text().split()))}
+    result |= {"machine": machine, "commits": list(dict.fromkeys(commits.read_text().split()))}
     temporary = path.with_suffix(".tmp")
     temporary.write_text(json.dumps(result))
     temporary.replace(path)
-    shutil.rmtree(Path(config.run_folder) / "checkpoints")
+    shutil.rmtree(Path(config.run_folder) / "checkpoints", ignore_errors=True)  # none if the first step diverged
     return result
 
 
 def read(config: RunConfig) -> Result:
-    """Return held-out bits per byte by step, and time, from the metrics of a run."""
+    """Return held-out bits per byte by step (None: not finite), and time, from the metrics of a run."""
     rows = metrics(config)
     keys = {name: f"metrics/eval/{name}/bits_per_byte" for name in SHARES}
     measured = [row for row in rows if keys["code"] in row]
     return {
         "eval_steps": [row["step"] for row in measured],
-        "bits_per_byte": [sum(SHARES[name] * row[keys[name]] for name in SHARES) for row in measured],
+        "bits_per_byte": [_weighted({name: row[keys[name]] for name in SHARES}) for row in measured],
         "by_source": {name: measured[-1][keys[name]] for name in SHARES},
         "flops_per_step": train_flops_per_token(config.model, config.data.seq_len) * config.train.global_batch_tokens,
         **rate(rows),
     }
+
+
+def _weighted(losses: dict[str, float | None]) -> float | None:
+    values = [SHARES[name] * loss for name, loss in losses.items() if loss is not None]
+    return sum(values) if len(values) == len(losses) else None
 
 
 def metrics(config: RunConfig) -> list[dict[str, Any]]:
@@ -183,10 +211,11 @@ def measure(config: RunConfig) -> float:
     return rate(metrics(config), first=0.5)["tokens_per_s"]
 
 
-def speeds(study: Study, executor: ProcessPoolExecutor) -> dict[str, dict[str, float]]:
+def speeds(study: Study) -> dict[str, dict[str, float]]:
     """Measure each MoE beside a dense run at the same time; return kind -> both tokens per second and their ratio.
 
-    The ratio is of the time that a FLOP takes. A measurement of the same code, size and machine is not repeated.
+    The ratio is of the time that a FLOP takes. It always takes two processes. A measurement of the same code, size and
+    machine is not repeated.
     """
     if rows := stored_speeds(study):
         return rows
@@ -195,12 +224,13 @@ def speeds(study: Study, executor: ProcessPoolExecutor) -> dict[str, dict[str, f
     runs = {kind: Run(kind, steps, size.rates[0], seed=0) for kind in KINDS}
     configs = {kind: config_of(place, size, run) for kind, run in runs.items()}
     flops = {kind: train_flops_per_token(config.model, size.seq_len) for kind, config in configs.items()}
-    for kind, config in configs.items():
-        if kind != "dense":
-            twin = configs["dense"].model_copy(update={"folder": f"{config.folder}-dense"})
-            dense, moe = executor.map(measure, [twin, config])
-            ratio = dense * flops["dense"] / (moe * flops[kind])
-            rows[kind] = {"dense_tokens_per_s": dense, "tokens_per_s": moe, "time_per_flop": ratio}
+    with pool(2) as executor:
+        for kind, config in configs.items():
+            if kind != "dense":
+                twin = configs["dense"].model_copy(update={"folder": f"{config.folder}-dense"})
+                dense, moe = executor.map(measure, [twin, config])
+                ratio = dense * flops["dense"] / (moe * flops[kind])
+                rows[kind] = {"dense_tokens_per_s": dense, "tokens_per_s": moe, "time_per_flop": ratio}
     shutil.rmtree(place.folder)
     _speed_path(study).write_text(json.dumps(rows))
     return rows
@@ -294,7 +324,7 @@ def run_all(
 def _progress(study: Study, run: Run, results: dict[Run, Result], forecast: Forecast, jobs: int) -> str:
     every = all_runs(scores(results), study.size, study.seeds, study.grid_seeds)
     left_h = forecast.seconds([other for other in every if other not in results]) / jobs / 3600
-    score = results[run]["bits_per_byte"][-1]
+    score = scores(results)[run]
     return f"{len(results)} of {len(every)} runs, {left_h:.1f} h left: {run.name}: {score:.4f} bits per byte"
 
 

@@ -13,14 +13,19 @@ from smalti.cost.flops import train_flops_per_token
 MOE: dict[str, Any] = {
     "score": "softmax",
     "norm_topk_prob": True,
-    "balance_loss_coef": 0.01,
+    "balance_loss_coef": 0.3,
     "global_balance_loss_coef": 0.0,
     "bias_update_rate": 0.0,
     "z_loss_coef": 1e-3,
+    "router_initializer_range": 0.1,
+    "router_lr_frac": 0.1,
 }
-"""Fields of ``model.moe`` of every MoE, other than its experts. A single chosen expert is never normalised."""
+"""Fields of ``model.moe`` of every MoE, other than its experts: those of the recipe demo. A single chosen expert is
+never normalised."""
 SHARES = {"code": 0.75, "prose": 0.25}
 """Shares of the sources in the training data, and their weights in held-out bits per byte."""
+GRID_SEED = 1000
+"""The first seed of the runs that choose a learning rate."""
 
 
 @dataclass(frozen=True)
@@ -65,6 +70,12 @@ class Length:
     extensions: int
     """Number of rates that may be added, a factor of 2 each, where the best is the lowest or highest."""
     kinds: tuple[str, ...] = tuple(KINDS)
+
+    def grid(self, kind: str, lr: float, seeds: int) -> "list[Run]":
+        """Return the runs that judge a rate. Their seeds are not in the table's means, which the choice would bias,
+        unless the length has only one rate."""
+        first = 0 if self.rates == 1 and not self.extensions else GRID_SEED
+        return [Run(kind, self.steps, lr, first + seed) for seed in range(seeds)]
 
 
 @dataclass(frozen=True)

@@ -11,16 +11,20 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+import yaml
 from bench_script import ROOT, bench
 
+from smalti.config.model import MoEConfig
 from smalti.cost.flops import train_flops_per_token
 from smalti.cost.params import count
+from smalti.train import job
+from smalti.train.recorder import NotFinite
 
 sys.path.append(str(ROOT / "bench"))
 
 from experts_study import corpus, figures, runs, settings
 from experts_study.order import all_runs, best_rate, next_runs
-from experts_study.settings import DECIDING, KINDS, Place, Run, Size
+from experts_study.settings import DECIDING, GRID_SEED, KINDS, Place, Run, Size
 
 PLACE = Place(Path("runs"), Path("tokens"))
 
@@ -39,6 +43,12 @@ def experts() -> ModuleType:
 def study(tmp_path: Path) -> runs.Study:
     place = Place(tmp_path / "runs", tmp_path / "tokens")
     return runs.Study(Size(), 3, 1, place, data={"code/train": "d"}, code="c", commit="abc", machine="m")
+
+
+def test_experts_are_kept_in_balance_as_in_the_demo() -> None:
+    recipe = yaml.safe_load((ROOT / "smalti/config/recipes/demo.yaml").read_text())["model"]["moe"]
+    demo = MoEConfig.model_validate(recipe)
+    assert {name: getattr(demo, name) for name in settings.MOE} == settings.MOE
 
 
 @pytest.mark.parametrize("size", [Size(), settings.QUICK])
@@ -88,9 +98,9 @@ def test_the_best_rates_reach_the_next_length_with_all_seeds_and_edges_are_exten
     assert tried["2 of 8", 4096] == set()
     for kind in DECIDING:
         for length in size.lengths:
-            best = best_rate(scores, kind, length.steps, 1)
+            best = best_rate(scores, kind, length, 1)
             seeds = {run.seed for run in scores if (run.kind, run.steps, run.lr) == (kind, length.steps, best)}
-            assert seeds == {0, 1, 2}
+            assert seeds == ({0, 1, 2} if length is size.lengths[-1] else {0, 1, 2, GRID_SEED})
 
 
 def test_the_forecast_of_all_runs_holds_those_that_are_finished() -> None:
@@ -104,8 +114,40 @@ def test_the_forecast_of_all_runs_holds_those_that_are_finished() -> None:
 
 
 def test_a_rate_that_diverged_is_never_the_best() -> None:
-    scores = {Run("dense", 256, 1e-3, 0): 3.0, Run("dense", 256, 8e-3, 0): math.nan}
-    assert best_rate(scores, "dense", 256, 1) == 1e-3
+    length = Size().lengths[0]
+    scores = {Run("dense", 256, 1e-3, GRID_SEED): 3.0, Run("dense", 256, 8e-3, GRID_SEED): math.nan}
+    assert best_rate(scores, "dense", length, 1) == 1e-3
+    scores[Run("dense", 256, 4e-3, GRID_SEED)] = 2.5
+    assert best_rate(scores, "dense", length, 1) == 4e-3
+    scores[Run("dense", 256, 4e-3, 2)] = math.inf
+    assert best_rate(scores, "dense", length, 1) == 1e-3, "a seed of the table diverged"
+
+
+@pytest.mark.parametrize("limit", [3e-3, 0.0])
+def test_a_study_with_rates_that_diverge_ends(
+    study: runs.Study, limit: float, capsys: pytest.CaptureFixture[str]
+) -> None:
+    results: dict[Run, runs.Result] = {}
+    while called := next_runs(runs.scores(results), study.size, 3, 1):
+        results |= {run: {"bits_per_byte": [None if run.lr > limit else 2 - run.lr]} for run in called}
+    assert {run.lr for run in results if run.kind == "2 of 8" and run.seed < 3} == ({2e-3} if limit else set())
+    assert figures.grid(study, results)["1048576"]["dense"]["0.004"] is None
+    assert min(run.lr for run in results) == (1e-3 if limit else 0.125e-3)
+    if not limit:
+        figures.show(study, results, {})
+        assert "| dense | diverged |" in capsys.readouterr().out
+
+
+def test_a_run_that_diverges_is_finished(study: runs.Study, monkeypatch: pytest.MonkeyPatch) -> None:
+    def diverge(*_: object, **__: object) -> None:
+        raise NotFinite(7, math.nan, 1.0)
+
+    monkeypatch.setattr(job, "run", diverge)
+    run = Run("dense", 256, 1e-3, GRID_SEED)
+    result = runs.train(study.config(run), "abc", "m")
+    assert "loss is nan at step 7" in result["diverged"]
+    assert result == study.result(run)
+    assert runs.scores({run: result}) == {run: math.inf}
 
 
 def test_a_result_is_kept_over_commits_but_not_over_changes_of_settings_data_or_code(
@@ -159,6 +201,9 @@ def test_a_step_that_was_repeated_after_a_stop_counts_once(study: runs.Study) ->
     result = runs.read(config)
     assert (result["eval_steps"], result["bits_per_byte"]) == ([2], [0.75 * 1.0 + 0.25 * 2.0])
     assert result["tokens_per_s"] == pytest.approx(200 / (3 * 3600))
+    rows.append({"step": 2, "metrics/eval/code/bits_per_byte": None})
+    (Path(config.run_folder) / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert runs.read(config)["bits_per_byte"] == [None], "not finite"
 
 
 def test_interval_of_three_by_hand() -> None:
@@ -229,7 +274,7 @@ def test_missing_packages_are_named(experts: ModuleType, tmp_path: Path, monkeyp
         raise FileNotFoundError("apt-get")
 
     monkeypatch.setattr(subprocess, "run", absent)
-    options = argparse.Namespace(quick=False, seeds=3, grid_seeds=1)
+    options = argparse.Namespace(quick=False, seeds=3, grid_seeds=1, show=False)
     with pytest.raises(SystemExit, match=r"calibre could not be downloaded: apt-get\nhint: run this on Debian 12"):
         experts.study_of(options, tmp_path)
 
@@ -238,8 +283,54 @@ def test_too_little_data_for_the_longest_run_is_an_error(tmp_path: Path) -> None
     (tmp_path / "data-debian-2048").mkdir()
     sources = {name: {"train": {"n_tokens": 12_000_000}} for name in settings.SHARES}
     (tmp_path / "data-debian-2048/corpus.json").write_text(json.dumps({"sources": sources}))
-    with pytest.raises(corpus.NoPackages, match="code: 12,000,000 unique tokens, and the longest run reads 12,582,912"):
+    with pytest.raises(corpus.NoData, match="code: 12,000,000 unique tokens, and the longest run reads 12,582,912"):
         corpus.prepare(tmp_path, Size())
+
+
+def test_show_prepares_no_data(experts: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    unfinished = tmp_path / "data-debian-2048" / "raw"
+    unfinished.mkdir(parents=True)
+    monkeypatch.setenv("BENCH_COMMIT", "abc")
+    monkeypatch.setattr(experts, "machine", lambda: {"processor": "p", "gpu": "g"})
+    monkeypatch.setattr(sys, "argv", ["experts.py", "--show", "--folder", str(tmp_path)])
+    with pytest.raises(SystemExit, match="data-debian-2048 has no finished data"):
+        experts.main()
+    sources = {name: {split: {"n_tokens": 20_000_000, "digest": "d"} for split in ("train", "heldout")}
+               for name in settings.SHARES}  # fmt: skip
+    (tmp_path / "data-debian-2048/corpus.json").write_text(json.dumps({"sources": sources}))
+    with pytest.raises(SystemExit, match="no run of this code and these settings is finished"):
+        experts.main()
+    assert [path.name for path in tmp_path.iterdir()] == ["data-debian-2048"]
+    assert unfinished.exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--quick", "--record"], "leave out --quick"),
+        (["--quick", "--picture"], "leave out --quick"),
+        (["--show", "--picture"], "--picture needs all runs"),
+    ],
+)
+def test_results_are_replaced_only_by_those_of_a_whole_study(
+    experts: ModuleType,
+    study: runs.Study,
+    tmp_path: Path,
+    arguments: list[str],
+    message: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv("BENCH_COMMIT", "abc")
+    monkeypatch.setattr(experts, "PICTURES", ROOT / "no" / "pictures")
+    monkeypatch.setattr(experts, "study_of", lambda *_: (study, {}))
+    monkeypatch.setattr(runs.Study, "results", lambda _: {Run("dense", 256, 1e-3, GRID_SEED): {"bits_per_byte": [2.0]}})
+    monkeypatch.setattr(sys, "argv", ["experts.py", "--folder", str(tmp_path / "study"), *arguments])
+    with pytest.raises(SystemExit) as ended:
+        experts.main()
+    assert ended.value.code == 2
+    assert message in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.exhaustive
