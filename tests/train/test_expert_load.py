@@ -3,6 +3,7 @@
 import itertools
 import json
 import logging
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +18,10 @@ from smalti.model.blocks.moe.choices import replaced_choices
 from smalti.track.events import read_events
 from smalti.track.report import write_report
 from smalti.track.sinks.jsonl import read_metrics
-from smalti.train import build, expert_load, fit
+from smalti.train import Hook, build, expert_load, fit
 from smalti.train.expert_load import CollapseWatch, expert_loads, expert_metrics, loads_due
+from smalti.train.loop import Job
+from smalti.train.step import StepResult
 
 LAYERS, EXPERTS = 2, 8
 EVEN = [1.0] * EXPERTS
@@ -171,19 +174,29 @@ def test_metrics_of_a_layer() -> None:
     assert metrics["moe/router_entropy"] == pytest.approx(0.7)
 
 
+class Stopped(Hook):
+    def on_step(self, job: Job, result: StepResult) -> None:
+        if job.state.step == 45:
+            raise RuntimeError("stopped")
+
+
 @pytest.mark.slow
-def test_a_run_whose_router_collapses_writes_the_event(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_whose_router_collapses_writes_the_event_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(expert_load, "_FIRST_STEP", 0)
-    run = toy_run.config(tmp_path, "moe", duration="21step", checkpoint={"every": "1run"})
-    job = build(run)
-    with replaced_choices(job.state.model, lambda router: lambda scores: FIRST_TWO.expand(*scores.shape[:-1], 2)):
-        fit(job)
+    run = toy_run.config(tmp_path, "moe", duration="60step", checkpoint={"every": "20step"})
+    for hooks in ([Stopped()], []):
+        job = build(run, hooks=hooks)
+        with (
+            replaced_choices(job.state.model, lambda router: lambda scores: FIRST_TWO.expand(*scores.shape[:-1], 2)),
+            pytest.raises(RuntimeError, match="stopped") if hooks else nullcontext(),
+        ):
+            fit(job)
     (event,) = [event for event in read_events(run.run_folder) if event["event"] == "router_collapsed"]
-    assert (event["step"], event["layers"], event["load_imbalance"]) == (20, [0, 1], [2.0, 2.0])
+    assert (event["step"], event["layers"], event["load_imbalance"]) == (40, [0, 1], [2.0, 2.0])
     assert event["without_tokens"] == {"layer0": [2, 3], "layer1": [2, 3]}
-    saved = json.loads((Path(run.run_folder) / "checkpoints/step-00000021/train_state.json").read_text())
+    saved = json.loads((Path(run.run_folder) / "checkpoints/step-00000060/train_state.json").read_text())
     assert saved["collapsed_layers"] == [0, 1]
     loads = [row for row in read_metrics(run.run_folder) if "moe/load/layer0" in row]
-    assert [row["step"] for row in loads] == list(range(1, 22))
+    assert [row["step"] for row in loads] == list(range(1, 61))
     assert loads[0]["moe/load/layer0"] == [2.0, 2.0, 0.0, 0.0]
-    assert "The routers of some layers have collapsed: step 20" in Path(write_report(run.run_folder)).read_text()
+    assert "The routers of some layers have collapsed: step 40" in Path(write_report(run.run_folder)).read_text()
