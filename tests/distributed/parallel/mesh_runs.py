@@ -35,6 +35,7 @@ DENSE = {
 }  # fmt: skip
 MOE = {**DENSE, "family": "dbrx", "norm": "layernorm", "intermediate_size": 32}
 MOE["moe"] = {"num_experts": 8, "num_experts_per_tok": 2, "balance_loss_coef": 0.01, "z_loss_coef": 0.001}
+MOE["moe"] |= {"router_lr_frac": 0.5}
 MODELS = {"dense": DENSE, "moe": MOE}
 
 

@@ -43,7 +43,7 @@ MIXED = Layout(shard=4, expert=2)
 
 
 def _config(kernel: Any = "grouped") -> ModelConfig:
-    moe = MoEConfig(num_experts=4, num_experts_per_tok=2, num_shared_experts=1, kernel=kernel)
+    moe = MoEConfig(num_experts=4, num_experts_per_tok=2, num_shared_experts=1, kernel=kernel, router_lr_frac=0.5)
     return ModelConfig(
         family="decoder", norm="layernorm", vocab_size=VOCAB, hidden_size=32, intermediate_size=16, num_hidden_layers=2,
         num_attention_heads=4, num_key_value_heads=2, initializer_range=0.2, moe=moe,

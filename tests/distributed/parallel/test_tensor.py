@@ -46,7 +46,7 @@ BASE: dict[str, Any] = {
 }  # fmt: skip
 MIXED = MoEConfig(
     num_experts=4, num_experts_per_tok=2, num_shared_experts=1, intermediate_size=24, mlp_only_layers=(0,),
-    balance_loss_coef=0.01, z_loss_coef=0.001, global_balance_loss_coef=0.01,
+    balance_loss_coef=0.01, z_loss_coef=0.001, global_balance_loss_coef=0.01, router_lr_frac=0.5,
 )  # fmt: skip
 MODELS: dict[str, dict[str, Any]] = {
     "dense": {"norm": "layernorm", "final_logit_softcapping": 5.0},
