@@ -17,7 +17,7 @@ from smalti.train import build, fit
 from smalti.train.recorder import _by_seq_len, _device_memory
 
 SOURCE = Path(__file__).resolve().parents[2] / "smalti"
-ELSEWHERE = {"evals/<suite>/<task>/<measure>": "cli/eval.py", "system/gpu<i>/": "track/system.py"}
+ELSEWHERE = {"evals/<suite>/<task>/<measure>": "cli/eval/run.py", "system/gpu<i>/": "track/system.py"}
 """What a training on a CPU does not write -> the file that does."""
 
 

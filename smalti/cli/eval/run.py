@@ -1,4 +1,4 @@
-"""``smalti eval``: evaluates a model, and lists suites and tasks."""
+"""``smalti eval run``: evaluates a model with a suite."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -13,12 +13,7 @@ if TYPE_CHECKING:
     from smalti.config.eval import EvalConfig
     from smalti.serve.folders import ModelFolder
 
-app = typer.Typer(
-    add_completion=False, rich_markup_mode=None, no_args_is_help=True, help="Evaluate a model, with error bars."
-)
 
-
-@app.command(epilog="Example: smalti eval run runs/demo --suite demo n=100 max_bytes=500000")
 def run(
     model: Model,
     overrides: Annotated[list[str] | None, typer.Argument(metavar="A.B=VALUE", help="Changes to the suite.")] = None,
@@ -79,23 +74,6 @@ def run(
         print_json(results)
     else:
         _print(results)
-
-
-@app.command(epilog="Example: smalti eval ls --json")
-def ls(as_json: Json = False) -> None:
-    """List suites and tasks."""
-    from smalti.config.eval import suites, task_lines
-
-    if as_json:
-        configs = {name: config.model_dump(mode="json") for name, config in suites().items()}
-        print_json({"suites": configs, "tasks": task_lines()})
-        return
-    print("suites")
-    for name, config in suites().items():
-        print(f"  {name:<12} {', '.join(config.tasks)}")
-    print("tasks")
-    for task, line in task_lines().items():
-        print(f"  {task:<12} {line}")
 
 
 def _config(suite: str, folder: "ModelFolder", overrides: list[str]) -> "EvalConfig":

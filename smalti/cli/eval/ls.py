@@ -1,0 +1,20 @@
+"""``smalti eval ls``: lists suites and tasks."""
+
+from smalti.cli.options import Json
+from smalti.cli.tables import print_json
+
+
+def ls(as_json: Json = False) -> None:
+    """List suites and tasks."""
+    from smalti.config.eval import suites, task_lines
+
+    if as_json:
+        configs = {name: config.model_dump(mode="json") for name, config in suites().items()}
+        print_json({"suites": configs, "tasks": task_lines()})
+        return
+    print("suites")
+    for name, config in suites().items():
+        print(f"  {name:<12} {', '.join(config.tasks)}")
+    print("tasks")
+    for task, line in task_lines().items():
+        print(f"  {task:<12} {line}")
