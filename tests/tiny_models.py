@@ -21,6 +21,7 @@ class ByteTokenizer:
     eod_id = 256
     unused_ids = frozenset[int]()
     digest = "b" * 64
+    template_ids = ()
 
     def encode(self, text: str) -> list[int]:
         return list(text.encode())

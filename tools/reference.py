@@ -6,6 +6,7 @@ help of each command, and the table of track/names.py.
 
 import importlib
 import importlib.util
+import json
 import types
 import typing
 from collections.abc import Callable, Iterator
@@ -223,6 +224,8 @@ def _default(field: FieldInfo) -> str:
         return f"`{str(value).lower()}`"
     if isinstance(value, list | tuple | dict):
         return f"`{list(value) if not isinstance(value, dict) else value}`"
+    if isinstance(value, str) and (not value or value != value.strip()):
+        value = json.dumps(value)
     return f"`{value}`"
 
 

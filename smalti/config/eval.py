@@ -1,12 +1,9 @@
 """The config of ``smalti eval run``, and the suites that are found by name."""
 
-from typing import Literal
-
 from pydantic import Field
 
 from smalti.config.schema import Config, Real, Whole
-
-TaskName = Literal["heldout", "arithmetic", "brackets"]
+from smalti.config.task import Mode, TaskConfig
 
 
 class EvalConfig(Config):
@@ -14,8 +11,12 @@ class EvalConfig(Config):
 
     suite: str = Field("demo", pattern=r"[A-Za-z0-9][A-Za-z0-9._-]*")
     """Name of the suite and of its results folder."""
-    tasks: tuple[TaskName, ...] = Field(("heldout", "arithmetic", "brackets"), min_length=1)
-    """The tasks, in order."""
+    tasks: tuple[TaskConfig | str, ...] = Field(("heldout", "arithmetic", "brackets"), min_length=1)
+    """The tasks, in order: names, paths of YAML files, or tasks written here."""
+    mode: Mode = "fixed"
+    """How tasks of files are asked and graded: ``v0.3`` as LLM Foundry 0.3 does, ``fixed`` without its defects."""
+    limit: Whole | None = Field(None, ge=1)
+    """Ask at most this many questions of each task of a file: in ``v0.3`` the first ones, in ``fixed`` a sample."""
     heldout: dict[str, str] = Field(default_factory=dict)
     """Name -> folder of held-out token files; absent: the run's ``data.heldout``."""
     seq_len: Whole | None = Field(None, ge=2)
@@ -45,7 +46,7 @@ def suites() -> dict[str, EvalConfig]:
     }
 
 
-def task_lines() -> dict[TaskName, str]:
+def task_lines() -> dict[str, str]:
     """Return what each task measures, in a line."""
     return {
         "heldout": "bits per byte of held-out text, each source beside gzip -9 and xz -9 (lower is better)",

@@ -3,7 +3,7 @@
 Guarantees: sums over tokens in float64; a row's score does not depend on the rows beside it (padding is to the
 right, behind a causal mask, and is never scored); logits exist for the scored tokens only, a chunk at a time.
 
-B: rows. T: inputs of a row. N: scored tokens. C: those of a chunk. D: hidden size. V: vocabulary.
+B: rows. T: inputs of a row. W: windows. N: scored tokens. C: those of a chunk. D: hidden size. V: vocabulary.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -36,6 +36,18 @@ class Window:
         assert 1 <= self.first < len(self.ids), f"nothing to score: first={self.first} of {len(self.ids)} tokens"
 
 
+@dataclass(frozen=True)
+class Scores:
+    """What one pass gives for each window."""
+
+    nats: NDArray[np.float64]
+    """Negative natural log-likelihood of the scored targets, summed."""
+    n_tokens: NDArray[np.int64]
+    """Number of scored targets."""
+    greedy: NDArray[np.bool_]
+    """Whether every scored target is the likeliest token, so that greedy generation gives the same text."""
+
+
 def score(
     model: nn.Module,
     windows: Sequence[Window],
@@ -48,52 +60,84 @@ def score(
     Windows of like length share a batch of at most ``batch_tokens`` inputs. ``progress`` is called after each batch
     with the inputs that the model has read, of all. Raises UserError where a likelihood is not finite.
     """
-    nats = np.zeros(len(windows))
+    return _score(model, windows, batch_tokens, progress, greedy=False).nats
+
+
+def score_greedy(
+    model: nn.Module,
+    windows: Sequence[Window],
+    *,
+    batch_tokens: int = 4096,
+    progress: Progress = lambda done, total: None,
+) -> Scores:
+    """``score``, with the number of targets, and whether all are the likeliest token."""
+    return _score(model, windows, batch_tokens, progress, greedy=True)
+
+
+def _score(
+    model: nn.Module, windows: Sequence[Window], batch_tokens: int, progress: Progress, *, greedy: bool
+) -> Scores:
+    nats, missed = np.zeros(len(windows)), np.zeros(len(windows))
     device = next(model.parameters()).device
     done, total = 0, sum(len(window.ids) - 1 for window in windows)
     with torch.inference_mode():
         for rows in _batches(windows, batch_tokens):
-            nats[rows] = _score_batch(model, [windows[row] for row in rows], device).cpu().numpy()
-            done += sum(len(windows[row].ids) - 1 for row in rows)
+            batch = [windows[row] for row in rows]
+            nats[rows], missed[rows] = _score_batch(model, batch, device, greedy=greedy).cpu().numpy()
+            done += sum(len(window.ids) - 1 for window in batch)
             progress(done, total)
     if not np.isfinite(nats).all():
         raise UserError(
             "the model gives a likelihood that is not a finite number (NaN or infinite)",
             hint="look at the loss of the run and check the exported weights",
         )
-    return nats
+    n_tokens = np.array([len(window.ids) - window.first for window in windows], dtype=np.int64)
+    return Scores(nats, n_tokens, missed == 0)
 
 
 def _batches(windows: Sequence[Window], batch_tokens: int) -> Iterator[list[int]]:
-    """Row numbers, longest first, so that padding is small and memory is largest at once."""
-    order = sorted(range(len(windows)), key=lambda row: -len(windows[row].ids))
-    start = 0
-    while start < len(order):
-        width = len(windows[order[start]].ids) - 1
-        rows = order[start : start + max(1, batch_tokens // width)]
+    """Row numbers, longest first, so that padding is small and memory is largest at once.
+
+    Windows with the same inputs (options of one token) are beside each other, and count once.
+    """
+    order = sorted(range(len(windows)), key=lambda row: (-len(windows[row].ids), windows[row].ids[:-1].tobytes()))
+    rows: list[int] = []
+    width = n_inputs = 0
+    for row in order:
+        is_new = not rows or not np.array_equal(windows[row].ids[:-1], windows[rows[-1]].ids[:-1])
+        if rows and is_new and (n_inputs + 1) * width > batch_tokens:
+            yield rows
+            rows, n_inputs = [], 0
+        if not rows:
+            width = len(windows[row].ids) - 1
+        rows.append(row)
+        n_inputs += is_new
+    if rows:
         yield rows
-        start += len(rows)
 
 
-def _score_batch(model: nn.Module, windows: list[Window], device: torch.device) -> Tensor:
+def _score_batch(model: nn.Module, windows: list[Window], device: torch.device, *, greedy: bool) -> Tensor:
+    """Return the nats and the number of missed targets of each window, float64 [2, windows]."""
     width = max(len(window.ids) for window in windows) - 1
-    inputs = np.zeros((len(windows), width), dtype=np.int64)
-    targets = np.zeros((len(windows), width), dtype=np.int64)
-    counts = np.zeros((len(windows), width), dtype=bool)
+    inputs: list[NDArray[np.int64]] = []
+    input_row: list[NDArray[np.int64]] = []
     for row, window in enumerate(windows):
-        length = len(window.ids) - 1
-        inputs[row, :length] = window.ids[:-1]
-        targets[row, :length] = window.ids[1:]
-        counts[row, window.first - 1 : length] = True
-    counts_BT = torch.from_numpy(counts).to(device)
-    targets_N = torch.from_numpy(targets).to(device)[counts_BT]
-    row_N = counts_BT.nonzero()[:, 0]
+        if row == 0 or not np.array_equal(window.ids[:-1], windows[row - 1].ids[:-1]):
+            inputs.append(np.pad(window.ids[:-1], (0, width + 1 - len(window.ids))))
+        input_row.append(np.full(len(window.ids) - window.first, len(inputs) - 1))
+    columns = np.concatenate([np.arange(window.first - 1, len(window.ids) - 1) for window in windows])
+    targets = np.concatenate([window.ids[window.first :] for window in windows])
+    window_row = np.repeat(np.arange(len(windows)), [len(window.ids) - window.first for window in windows])
+    row_N, column_N, targets_N, window_N = (
+        torch.from_numpy(array).to(device) for array in (np.concatenate(input_row), columns, targets, window_row)
+    )
 
     def head(hidden_BTD: Tensor, weight_VD: Tensor) -> Tensor:
-        nats_N = token_nats(hidden_BTD[counts_BT], weight_VD, targets_N, logits=logits_of(model))
-        return torch.zeros(len(windows), dtype=torch.float64, device=device).index_add_(0, row_N, nats_N.double())
+        scores_2N = _token_scores(hidden_BTD[row_N, column_N], weight_VD, targets_N, logits_of(model), greedy)
+        totals_2W = torch.zeros(2, len(windows), dtype=torch.float64, device=device)
+        return totals_2W.index_add_(1, window_N, scores_2N.double())
 
-    value: Tensor = model(torch.from_numpy(inputs).to(device), head=head).value
+    value: Tensor = model(torch.from_numpy(np.stack(inputs)).to(device), head=head).value
     return value
 
 
@@ -110,9 +154,18 @@ def token_nats(
     logits: Callable[[Tensor, Tensor], Tensor] = F.linear,
 ) -> Tensor:
     """Cross-entropy of each target in nats, fp32 [N]; ``logits``, ``Decoder.logits``, makes them chunk by chunk."""
+    return _token_scores(hidden_ND, weight_VD, targets_N, logits, greedy=False)[0]
+
+
+def _token_scores(
+    hidden_ND: Tensor, weight_VD: Tensor, targets_N: Tensor, logits: Callable[[Tensor, Tensor], Tensor], greedy: bool
+) -> Tensor:
+    """Return nats and, with ``greedy``, 1 for each target that is not the likeliest token, fp32 [2, N]."""
     rows = max(1, _CHUNK_LOGITS // weight_VD.shape[0])
-    parts = [hidden_ND.new_zeros(0, dtype=torch.float32)]
+    parts = [hidden_ND.new_zeros(2, 0, dtype=torch.float32)]
     for hidden_CD, targets_C in zip(hidden_ND.split(rows), targets_N.split(rows), strict=True):
         logits_CV = logits(hidden_CD, weight_VD).float()
-        parts.append(logits_CV.logsumexp(dim=-1) - logits_CV.gather(1, targets_C[:, None])[:, 0])
-    return torch.cat(parts)
+        nats_C = logits_CV.logsumexp(dim=-1) - logits_CV.gather(1, targets_C[:, None])[:, 0]
+        missed_C = (logits_CV.argmax(dim=-1) != targets_C).float() if greedy else torch.zeros_like(nats_C)
+        parts.append(torch.stack([nats_C, missed_C]))
+    return torch.cat(parts, dim=1)

@@ -1,5 +1,6 @@
 """Runs a suite of tasks on one model and writes the results."""
 
+import hashlib
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -11,7 +12,9 @@ from smalti.config.eval import EvalConfig
 from smalti.evals import results
 from smalti.evals.likelihood import Progress
 from smalti.evals.results import TaskResult
-from smalti.evals.tasks import heldout, ranked
+from smalti.evals.tasks import generation, heldout, ranked
+from smalti.evals.tasks.find import FileTask, find_tasks
+from smalti.evals.tasks.items import read_items
 from smalti.serve.engine.engine import Engine
 
 _LONGEST_DEFAULT_TOKENS = 2048
@@ -68,7 +71,8 @@ def context_tokens(engine: Engine, config: EvalConfig) -> int:
 
 
 def check_folders(config: EvalConfig) -> None:
-    """Raise DataError that names every held-out folder without token files; UserError where none is named."""
+    """Raise DataError that names every file and held-out folder that is missing; UserError for an unknown task."""
+    find_tasks(config)
     if "heldout" not in config.tasks:
         return
     if not config.heldout:
@@ -95,11 +99,26 @@ def _parts(
     engine: Engine, config: EvalConfig, seq_len: int, try_bf16: bool
 ) -> list[tuple[str, Callable[[Progress], TaskResult]]]:
     parts: list[tuple[str, Callable[[Progress], TaskResult]]] = []
-    for task in config.tasks:
-        if task != "heldout":
-            parts.append((task, partial(ranked.run, task, engine, config, seq_len)))
-            continue
-        for source, folder in config.heldout.items():
-            run_task = partial(heldout.run, source, folder, engine, config, seq_len, try_bf16=try_bf16)
-            parts.append((f"heldout/{source}", run_task))
+    for task in find_tasks(config):
+        if isinstance(task, FileTask):
+            parts.append((task.name, _file_part(task, engine, config, seq_len)))
+        elif task != "heldout":
+            parts.append((task, partial(ranked.run_generated, task, engine, config, seq_len)))
+        else:
+            for source, folder in config.heldout.items():
+                run_task = partial(heldout.run, source, folder, engine, config, seq_len, try_bf16=try_bf16)
+                parts.append((f"heldout/{source}", run_task))
     return parts
+
+
+def _file_part(task: FileTask, engine: Engine, config: EvalConfig, seq_len: int) -> Callable[[Progress], TaskResult]:
+    """Return the function that runs a task of a file, whose rows are read here, before anything is scored."""
+    run_task = generation.run if task.config.kind == "generation" else ranked.run
+    items = read_items(task.config)
+    file = {"file": task.config.file, "sha256": hashlib.sha256(store.read_bytes(task.config.file)).hexdigest()}
+
+    def run_and_name_file(progress: Progress) -> TaskResult:
+        result = run_task(task.name, task.config, items, engine, config, seq_len, progress)
+        return TaskResult(result.name, {**result.score, **file}, result.samples)
+
+    return run_and_name_file

@@ -10,6 +10,7 @@ from smalti.base.errors import UserError
 from smalti.config.eval import EvalConfig
 from smalti.evals.tasks import ranked
 from smalti.evals.tasks.generated import arithmetic, brackets, close
+from smalti.evals.tasks.windows import differing_windows
 from smalti.serve.engine.engine import Engine
 
 
@@ -21,10 +22,10 @@ def test_arithmetic_is_right() -> None:
             left, right = line.split("=")
             assert eval(left) == int(right)
         assert len(examples) == 5
-        assert f"{eval(question[:-1])}\n" == item.candidates[item.gold]
+        assert f"{eval(question[:-1])}\n" == item.choices[item.gold]
         assert question not in {line.split("=")[0] + "=" for line in examples}
-        assert len(set(item.candidates)) == 10
-        assert {len(candidate) for candidate in item.candidates} == {3}
+        assert len(set(item.choices)) == 10
+        assert {len(candidate) for candidate in item.choices} == {3}
 
 
 def test_brackets_are_right() -> None:
@@ -33,9 +34,9 @@ def test_brackets_are_right() -> None:
         item = brackets(index, shots=4, seed=1)
         *examples, question = item.prompt.split("\n")
         assert all(close(line[:4]) == line[4:] for line in examples)
-        assert close(question) + "\n" == item.candidates[item.gold]
-        assert len(set(item.candidates)) == 6
-        assert not {line[4:] + "\n" for line in examples} & set(item.candidates)
+        assert close(question) + "\n" == item.choices[item.gold]
+        assert len(set(item.choices)) == 6
+        assert not {line[4:] + "\n" for line in examples} & set(item.choices)
 
 
 @pytest.mark.parametrize("make", [arithmetic, brackets])
@@ -56,7 +57,7 @@ def test_the_right_place_is_uniform(make, k: int) -> None:
 @pytest.mark.parametrize("task", ["arithmetic", "brackets"])
 def test_a_model_that_knows_nothing_scores_chance(task: str) -> None:
     engine = Engine(UniformModel(), ByteTokenizer())
-    found = ranked.run(task, engine, EvalConfig(n=400), 64)
+    found = ranked.run_generated(task, engine, EvalConfig(n=400), 64)
     chance = found.score["chance"]
     assert abs(found.score["value"] - chance) < 4 * (chance * (1 - chance) / 400) ** 0.5
     assert found.score["gold_probability"] == pytest.approx(found.score["chance"])
@@ -66,7 +67,7 @@ def test_a_model_that_knows_nothing_scores_chance(task: str) -> None:
 def test_candidates_are_scored_from_where_they_part() -> None:
     engine = Engine(tiny_model(llama_config()), ByteTokenizer())
     item = arithmetic(3, shots=2, seed=1)
-    windows = ranked.candidate_windows(engine, item, 64)
+    windows = differing_windows(engine, item, 64)
     shared = {tuple(window.ids[: window.first]) for window in windows}
     assert len(shared) == 1
     assert len({int(window.ids[window.first]) for window in windows}) > 1
@@ -82,25 +83,25 @@ def test_a_tokenizer_that_joins_question_and_answer_loses_nothing() -> None:
         def encode(self, text: str) -> list[int]:
             return [257 if token == 0 else token for token in text.replace("=4", "\0").encode()]
 
-    windows = ranked.candidate_windows(
-        Engine(UniformModel(258), Joins()), next(i for i in _items() if i.candidates[0][0] != i.candidates[-1][0]), 64
+    windows = differing_windows(
+        Engine(UniformModel(258), Joins()), next(i for i in _items() if i.choices[0][0] != i.choices[-1][0]), 64
     )
     texts = ["".join("=4" if t == 257 else chr(t) for t in w.ids[w.first :]) for w in windows]
     assert len(set(texts)) == 10
 
 
 def _items():
-    return (item for index in range(1000) if (item := arithmetic(index, shots=1, seed=1)).candidates[-1][0] == "4")
+    return (item for index in range(1000) if (item := arithmetic(index, shots=1, seed=1)).choices[-1][0] == "4")
 
 
 def test_a_context_too_short_for_the_question_is_refused() -> None:
     engine = Engine(UniformModel(), ByteTokenizer())
     with pytest.raises(UserError, match="longest context is 8"):
-        ranked.run("arithmetic", engine, EvalConfig(n=2), 8)
+        ranked.run_generated("arithmetic", engine, EvalConfig(n=2), 8)
 
 
 def test_the_likeliest_candidate_is_chosen() -> None:
     engine = Engine(tiny_model(llama_config()), ByteTokenizer())
-    for sample in ranked.run("brackets", engine, EvalConfig(n=30), 64).samples:
+    for sample in ranked.run_generated("brackets", engine, EvalConfig(n=30), 64).samples:
         assert sample["choice"] == int(np.argmax(sample["log_likelihoods"]))
         assert sample["correct"] == (sample["choice"] == sample["gold"])

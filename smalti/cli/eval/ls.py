@@ -14,7 +14,7 @@ def ls(as_json: Json = False) -> None:
         return
     print("suites")
     for name, config in suites().items():
-        print(f"  {name:<12} {', '.join(config.tasks)}")
+        print(f"  {name:<12} {', '.join(map(str, config.tasks))}")
     print("tasks")
     for task, line in task_lines().items():
         print(f"  {task:<12} {line}")

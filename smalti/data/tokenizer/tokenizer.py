@@ -68,6 +68,11 @@ class Tokenizer:
         return max(map(len, self._token_bytes.values())) if self._is_byte_level else 256
 
     @cached_property
+    def template_ids(self) -> list[int]:
+        """The ids that the tokenizer's own template puts before a text: a begin token, or none."""
+        return list(self._special.encode("", add_special_tokens=True).ids)
+
+    @cached_property
     def digest(self) -> str:
         """Hex SHA-256 of all that decides ids (vocabulary, merges, split, added tokens), and of ``eod_id``."""
         return digest_of(self._parts, self.eod_id)

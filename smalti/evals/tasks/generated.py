@@ -7,24 +7,14 @@ share. The newline ends the answer, so a longer one is not favoured. Item i depe
 
 import random
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from smalti.base.rng import derive_key
+from smalti.evals.tasks.items import Item
 
 _PAIRS = {"(": ")", "[": "]", "{": "}", "<": ">"}
 _DEPTH = 4
 _SUMS = 10
 _ENDINGS = 6
-
-
-@dataclass(frozen=True)
-class Item:
-    """A question: the text before the answer, the candidates, and the index of the right one."""
-
-    index: int
-    prompt: str
-    candidates: tuple[str, ...]
-    gold: int
 
 
 def arithmetic(index: int, *, shots: int, seed: int) -> Item:
@@ -43,7 +33,7 @@ def arithmetic(index: int, *, shots: int, seed: int) -> Item:
     right, gold = sum(question), draw.randrange(_SUMS)
     lines = "".join(f"{a}+{b}={a + b}\n" for a, b in examples)
     candidates = tuple(f"{right - gold + place}\n" for place in range(_SUMS))
-    return Item(index, f"{lines}{question[0]}+{question[1]}=", candidates, gold)
+    return Item(index, (f"{lines}{question[0]}+{question[1]}=",), candidates, gold)
 
 
 def brackets(index: int, *, shots: int, seed: int) -> Item:
@@ -65,7 +55,7 @@ def brackets(index: int, *, shots: int, seed: int) -> Item:
         if opening not in openings:
             examples.append(opening)
     lines = "".join(f"{opening}{close(opening)}\n" for opening in examples)
-    return Item(index, lines + openings[gold], tuple(close(opening) + "\n" for opening in openings), gold)
+    return Item(index, (lines + openings[gold],), tuple(close(opening) + "\n" for opening in openings), gold)
 
 
 def close(opening: str) -> str:

@@ -1,21 +1,44 @@
-"""Ranks the candidates of generated items by likelihood; the score is the accuracy of the likeliest."""
+"""Tasks scored by likelihood: the likeliest of several options, or a continuation that is the likeliest text."""
 
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from smalti.base.errors import UserError
 from smalti.base.rng import derive_key
 from smalti.config.eval import EvalConfig
-from smalti.evals.graders.intervals import verdict, wilson_interval
-from smalti.evals.likelihood import Progress, Window, score
+from smalti.config.task import TaskConfig
+from smalti.evals.graders.baselines import majority, permuted
+from smalti.evals.graders.intervals import verdict
+from smalti.evals.likelihood import Progress, Scores, Window, score_greedy
 from smalti.evals.results import TaskResult
-from smalti.evals.tasks.generated import Item, generators
+from smalti.evals.tasks.accuracy import accuracy
+from smalti.evals.tasks.generated import generators
+from smalti.evals.tasks.items import Item
+from smalti.evals.tasks.prompts import make_prompts
+from smalti.evals.tasks.windows import differing_windows, option_windows
 from smalti.serve.engine.engine import Engine
 
+Rank = Callable[[Scores, "Question"], NDArray[np.float64]]
+"""Values of the options; the least is chosen."""
 
-def run(
+
+@dataclass(frozen=True)
+class Question:
+    """An item as the model sees it: its prompt, a window for each option, and the text that each window scores."""
+
+    item: Item
+    prompt: str
+    windows: Sequence[Window]
+    texts: Sequence[str]
+    cut: bool = False
+
+
+def run_generated(
     name: str, engine: Engine, config: EvalConfig, seq_len: int, progress: Progress = lambda done, total: None
 ) -> TaskResult:
     """Measure the accuracy of the likeliest candidate, with n, chance and Wilson's 95 % interval.
@@ -25,53 +48,119 @@ def run(
     """
     make, chance = generators()[name]
     items = [make(index, shots=config.shots, seed=config.seed) for index in range(config.n)]
-    windows = [window for item in items for window in candidate_windows(engine, item, seq_len)]
-    nats = score(engine.model, windows, batch_tokens=config.batch_tokens, progress=progress).reshape(len(items), -1)
-    samples = [_sample(item, row, config.seed) for item, row in zip(items, nats, strict=True)]
-    correct = sum(bool(sample["correct"]) for sample in samples)
-    interval = wilson_interval(correct, len(items))
-    result = {
-        "metric": "accuracy",
-        "value": correct / len(items),
-        "interval": list(interval),
-        "interval_method": "wilson 95 %",
-        "n": len(items),
-        "correct": correct,
-        "chance": chance,
-        "verdict": verdict(interval, chance),
-        "gold_probability": float(np.mean([sample["gold_probability"] for sample in samples])),
-        "shots": config.shots,
-    }
-    return TaskResult(name, result, samples)
+    questions = [Question(item, item.prompt, differing_windows(engine, item, seq_len), item.choices) for item in items]
+
+    def choose(item: Item, ranks: NDArray[np.float64]) -> int:
+        best = np.flatnonzero(ranks == ranks.min())
+        return int(best[derive_key("tie", config.seed, item.index) % len(best)])
+
+    samples = _score(engine, questions, config, partial(_ranks, "sum"), choose, progress)
+    return TaskResult(name, {**accuracy(samples, chance), "shots": config.shots}, samples)
 
 
-def candidate_windows(engine: Engine, item: Item, seq_len: int) -> list[Window]:
-    """Return a window for each candidate, scored from the first token in which any two of them differ."""
-    texts = [item.prompt + candidate for candidate in item.candidates]
-    rows = [np.array([engine.begin_id, *engine.tokenizer.encode(text)], dtype=np.int64) for text in texts]
-    longest = max(len(row) for row in rows) - 1
-    if longest > seq_len:
-        raise UserError(
-            f"a question needs {longest} tokens and the longest context is {seq_len}",
-            hint="give fewer examples: shots=1",
+def run(
+    name: str,
+    task: TaskConfig,
+    items: Sequence[Item],
+    engine: Engine,
+    config: EvalConfig,
+    seq_len: int,
+    progress: Progress = lambda done, total: None,
+) -> TaskResult:
+    """Measure the accuracy of a task of a file.
+
+    Ties go to the first option: in ``v0.3`` that of the file, in ``fixed`` that of the item's hash.
+    """
+    mode = config.mode
+    prompts = make_prompts(task, items, mode=mode, limit=config.limit or task.limit)
+    questions = []
+    for prompt in prompts:
+        windows, cut = option_windows(engine, prompt, seq_len, mode)
+        texts = [text for _ in prompt.contexts for text in prompt.continuations]
+        questions.append(Question(prompt.item, prompt.text, windows, texts, cut))
+    samples = _score(
+        engine,
+        questions,
+        config,
+        partial(_ranks, task.rank_by if mode == "fixed" else "per_token"),
+        lambda item, ranks: int(np.argmin(ranks)),
+        progress,
+    )
+    chance = chance_of(task, items)
+    score = accuracy(samples, chance)
+    if task.kind != "exact" and mode == "fixed":
+        golds = {item.index: item.gold for item in items}
+        score["majority"] = majority([golds[question.item.index] for question in questions])
+        score["permuted"] = permuted(
+            [question.item.options for question in questions],
+            [question.item.gold for question in questions],
+            [sample["choice"] for sample in samples],
         )
-    shared = 0
-    while all(shared < len(row) and row[shared] == rows[0][shared] for row in rows):
-        shared += 1
-    return [Window(row, shared) for row in rows]
+        score["verdict"] = verdict(score["interval"], max(chance, score["permuted"]))
+    cut_frac = sum(question.cut for question in questions) / len(samples)
+    return TaskResult(name, {**score, "shots": task.shots, "mode": mode, "cut_frac": cut_frac}, samples)
 
 
-def _sample(item: Item, nats: NDArray[np.float64], seed: int) -> dict[str, Any]:
-    best = np.flatnonzero(nats == nats.min())
-    choice = int(best[derive_key("tie", seed, item.index) % len(best)])
-    weights = np.exp(nats.min() - nats)
-    return {
-        "index": item.index,
-        "prompt": item.prompt,
-        "candidates": list(item.candidates),
-        "log_likelihoods": [-float(value) for value in nats],
+def chance_of(task: TaskConfig, items: Sequence[Item]) -> float:
+    """Return the accuracy of a random answer: the task's own, or the mean of 1 / options."""
+    if task.chance is not None:
+        return task.chance
+    if task.kind in ("exact", "generation"):
+        return 0.0
+    return sum(1 / len(item.options) for item in items) / len(items)
+
+
+def _score(
+    engine: Engine,
+    questions: Sequence[Question],
+    config: EvalConfig,
+    rank: Rank,
+    choose: Callable[[Item, NDArray[np.float64]], int],
+    progress: Progress,
+) -> list[dict[str, Any]]:
+    """Score all options of all questions in one pass; returns a sample for each question."""
+    windows = [window for question in questions for window in question.windows]
+    scores = score_greedy(engine.model, windows, batch_tokens=config.batch_tokens, progress=progress)
+    samples = []
+    start = 0
+    for question in questions:
+        part = slice(start, start + len(question.windows))
+        option_scores = Scores(scores.nats[part], scores.n_tokens[part], scores.greedy[part])
+        samples.append(_sample(question, option_scores, rank, choose))
+        start = part.stop
+    return samples
+
+
+def _ranks(rank_by: str, scores: Scores, question: Question) -> NDArray[np.float64]:
+    if rank_by == "per_token":
+        return scores.nats / scores.n_tokens
+    if rank_by == "per_byte":
+        return scores.nats / np.array([max(1, len(text.encode())) for text in question.texts])
+    return scores.nats
+
+
+def _sample(
+    question: Question, scores: Scores, rank: Rank, choose: Callable[[Item, NDArray[np.float64]], int]
+) -> dict[str, Any]:
+    item = question.item
+    gold_text = question.texts[item.gold]
+    sample: dict[str, Any] = {
+        **item.labels(),
+        "prompt": question.prompt,
+        "choices": list(item.options),
+        "log_likelihoods": [-float(value) for value in scores.nats],
+        "n_tokens": scores.n_tokens.tolist(),
         "gold": item.gold,
-        "choice": choice,
-        "correct": choice == item.gold,
-        "gold_probability": float(weights[item.gold] / weights.sum()),
     }
+    if len(question.windows) > 1:
+        choice = choose(item, rank(scores, question))
+        weights = np.exp(scores.nats.min() - scores.nats)
+        sample |= {"choice": choice, "correct": choice == item.gold}
+        sample["gold_probability"] = float(weights[item.gold] / weights.sum())
+    else:
+        sample["correct"] = bool(scores.greedy[0])
+        sample["gold_probability"] = math.exp(-scores.nats[0])
+    n_bytes = max(1, len(gold_text.encode()))
+    sample["gold_bytes"] = n_bytes
+    sample["bits_per_byte"] = float(scores.nats[item.gold]) / math.log(2) / n_bytes
+    return sample

@@ -160,7 +160,8 @@ def _same_questions(
 
 def _question(sample: Mapping[str, Any]) -> str:
     """Return the identity of a question: for a document its index, size and beginning."""
-    return repr([sample.get(key) for key in ("index", "prompt", "candidates", "gold", "n_bytes", "beginning")])
+    choices = sample.get("choices", sample.get("candidates"))  # results of earlier versions have candidates
+    return repr([choices, *(sample.get(key) for key in ("index", "prompt", "gold", "n_bytes", "beginning"))])
 
 
 def _windows(score: Mapping[str, Any]) -> tuple[Any, Any]:

@@ -156,8 +156,9 @@ def _samples(run: RunRecord) -> str:
 def _sample(label: str, sample: Mapping[str, Any]) -> str:
     prompt = str(sample.get("prompt", ""))
     verdict = ""
-    if "candidates" in sample and isinstance(sample["candidates"], list):
-        candidates, choice = sample["candidates"], sample.get("choice")
+    candidates = sample.get("choices", sample.get("candidates"))  # results of earlier versions have candidates
+    if isinstance(candidates, list):
+        choice = sample.get("choice")
         completion = str(candidates[choice]) if isinstance(choice, int) and 0 <= choice < len(candidates) else ""
         right = bool(sample.get("correct"))
         gold = sample.get("gold")
@@ -168,7 +169,7 @@ def _sample(label: str, sample: Mapping[str, Any]) -> str:
             f' <span class="{"right" if right else "wrong"}">{"correct" if right else "wrong"}{escape(wanted)}</span>'
         )
     else:
-        completion = str(sample.get("completion", sample.get("text", "")))
+        completion = str(sample.get("completion", sample.get("answer", sample.get("text", ""))))
     return (
         f'<div class="sample"><div class="soft">{escape(label)}{verdict}</div>'
         f'<pre><span class="given">{escape(prompt)}</span><b>{escape(completion)}</b></pre></div>'

@@ -1,0 +1,76 @@
+"""The schema of an evaluation task: a JSONL file, what is in its columns, and how a prompt is made of a row."""
+
+from typing import Literal
+
+from pydantic import Field
+
+from smalti.config.schema import Config, Real, Whole
+
+Kind = Literal["choice", "schema", "exact", "generation"]
+Mode = Literal["fixed", "v0.3"]
+
+
+class Columns(Config):
+    """The names of a file's columns; absent: those of LLM Foundry's files."""
+
+    context: str | None = None
+    """The question; absent: ``query`` for choices, else ``context``."""
+    choices: str | None = None
+    """Kind choice: the list of options; absent: ``choices``."""
+    contexts: str | None = None
+    """Kind schema: the list of contexts, of which one fits the continuation; absent: ``context_options``."""
+    gold: str | None = None
+    """Kinds choice and schema: the number of the right option, from 0, or its text; absent: ``gold``."""
+    continuation: str | None = None
+    """Kinds schema and exact: the text that follows; absent: ``continuation``."""
+    answer: str | None = None
+    """Kind generation: the right answer; absent: ``answer``."""
+    aliases: str | None = None
+    """Kind generation: a list of other right answers; absent: ``aliases`` where the file has it."""
+    reasoning: str | None = None
+    """Kind generation: the chain of thought before the answer; absent: ``chain_of_thought`` where the file has it."""
+    id: str | None = None
+    """A unique name of each row; absent: rows have only numbers."""
+    cluster: str | None = None
+    """The passage or subject that several rows share, for standard errors; absent: rows are independent."""
+    category: str | None = None
+    """The part of the task that a row belongs to: accuracy is the mean over parts, and shots are of the same part."""
+
+
+class TaskConfig(Config):
+    """A task of a JSONL file. The prompt is the preamble, the shots and the row's own context."""
+
+    kind: Kind
+    """``choice``: the likeliest option; ``schema``: the context under which a continuation is likeliest; ``exact``: a
+    continuation whose every token is the likeliest; ``generation``: a generated answer."""
+    file: str
+    """The JSONL file; a relative path starts at the folder of the YAML file."""
+    name: str | None = Field(None, pattern=r"[A-Za-z0-9][A-Za-z0-9._-]*")
+    """Name in the results; absent: that of the YAML file, or of ``file``."""
+    columns: Columns = Columns()
+    preamble: str = ""
+    """Text before everything else, such as an instruction."""
+    prelimiter: str = ""
+    """Text before each context: ``"Question: "``."""
+    continuation_delimiter: str = " "
+    """Text between a context and its answer."""
+    example_delimiter: str = "\n"
+    """Text between two examples."""
+    shots: Whole = Field(0, ge=0)
+    """Number of other rows of the file that precede the question, with their answers."""
+    seed: Whole = 1234
+    """Seed of the choice of shots, of the order of options, and of the rows that ``limit`` takes."""
+    chance: Real | None = Field(None, ge=0, lt=1)
+    """Accuracy of a random answer; absent: the mean of 1 / options, and 0 for answers without options."""
+    rank_by: Literal["per_token", "per_byte", "sum"] = "per_token"
+    """What ranks options: the log-likelihood per token, per UTF-8 byte, or the sum."""
+    answer_delimiter: str = ""
+    """Kind generation: text between the chain of thought and the answer (``"The answer is "``); empty: no reasoning."""
+    stop: tuple[str, ...] = ()
+    """Kind generation: texts that end an answer; absent: the end of its first line, if there is no reasoning."""
+    normalize: bool = True
+    """Kind generation: compare without case, punctuation and articles."""
+    max_new_tokens: Whole | None = Field(None, ge=1)
+    """Kind generation: longest answer; absent: the longest in the file, with its reasoning, and 10 more."""
+    limit: Whole | None = Field(None, ge=1)
+    """Use at most this many rows; absent: all."""

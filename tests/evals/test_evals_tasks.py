@@ -1,0 +1,194 @@
+"""Tasks of files: rows, prompts, every kind of score, and what a bad row says."""
+
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tiny_models import ByteTokenizer, UniformModel, llama_config, tiny_model
+
+from smalti.base.errors import DataError, UserError
+from smalti.config.eval import EvalConfig
+from smalti.config.task import TaskConfig
+from smalti.evals import suite
+from smalti.evals.tasks.items import read_items
+from smalti.evals.tasks.prompts import make_prompts
+from smalti.serve.engine.engine import Engine
+from smalti.serve.engine.offline import generate
+from smalti.serve.engine.sampling import SamplingParams
+
+GUIDE = Path(__file__).parents[2] / "docs/guides/write-a-task.md"
+
+
+@pytest.fixture(scope="module")
+def engine() -> Engine:
+    return Engine(tiny_model(llama_config(context=512)), ByteTokenizer(), name="tiny")
+
+
+def _write(path: Path, rows: list[dict[str, object]]) -> str:
+    path.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), encoding="utf-8")
+    return str(path)
+
+
+def _choices(path: Path, n: int = 12) -> str:
+    rows = [{"query": f"question {i}", "choices": ["one", "two", "three"], "gold": i % 3} for i in range(n)]
+    return _write(path, rows)
+
+
+def _block(kind: str, which: int = 0) -> str:
+    return re.findall(rf"```{kind}\n(.*?)```", GUIDE.read_text(), flags=re.DOTALL)[which]
+
+
+def test_the_examples_of_the_guide(engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "capitals.jsonl").write_text(_block("json"))
+    (tmp_path / "capitals.yaml").write_text(_block("yaml"))
+    (tmp_path / "sums.jsonl").write_text(_block("json", 1))
+    (tmp_path / "sums.yaml").write_text(_block("yaml", 1))
+    assert all(len(_block("yaml", which).splitlines()) <= 10 for which in (0, 1))
+    config = EvalConfig(tasks=[str(tmp_path / "capitals.yaml"), str(tmp_path / "sums.yaml")], seq_len=200)
+    report = suite.run(engine, config, str(tmp_path))
+    scores = report["tasks"]
+    assert list(scores) == ["capitals", "sums"]
+    assert {"accuracy", "n", "stderr", "interval", "chance", "bits_per_byte", "gold_probability"} <= set(
+        scores["capitals"]
+    )
+    assert scores["capitals"]["chance"] == pytest.approx((1 / 2 + 1 / 2 + 1 / 3) / 3)
+    assert {"truncated_frac", "unparsed_frac"} <= set(scores["sums"])
+    samples = [json.loads(line) for line in Path(report["folder"], "samples.jsonl").read_text().split("\n")[:-1]]
+    assert samples[0]["prompt"].split("\n")[-1] == "The capital of France is"
+    assert [sample["cluster"] for sample in samples[:3]] == ["Europe", "Europe", "Asia"]
+    assert samples[3]["prompt"].endswith("Question: 2 + 3\nAnswer:")
+    code = _block("python").replace('Engine.from_folder("runs/demo/export")', "engine").replace("print(", "result = (")
+    assert len(code.strip().splitlines()) <= 10
+    monkeypatch.chdir(tmp_path)
+    namespace: dict[str, object] = {"engine": engine}
+    exec(code, namespace)
+    assert namespace["result"] == scores["capitals"]["accuracy"]
+
+
+@pytest.mark.parametrize(
+    ("line", "texts"),
+    [
+        ('{"query": "a", "choices": ["x", "y"]}', ("no column 'gold'", "query, choices")),
+        ('{"query": "a", "choices": ["x", "y"], "gold": 2}', ("gold = 2", "0 to 1")),
+        ('{"query": "a", "choices": ["x", "y"], "gold": "z"}', ('gold = "z"', "the text of an option")),
+        ('{"query": "a", "choices": ["x", "y"], "gold": true}', ("gold = true",)),
+        ('{"query": "a", "choices": ["x"], "gold": 0}', ("at least 2",)),
+        ('{"query": 3, "choices": ["x", "y"], "gold": 0}', ("query = 3 is not text",)),
+        ('{"query": ', ("not JSON",)),
+        ('["query"]', ("a JSON object",)),
+    ],
+)
+def test_a_bad_row_is_named(line: str, texts: tuple[str, ...], tmp_path: Path) -> None:
+    path = tmp_path / "t.jsonl"
+    path.write_text('{"query": "a\\u2028b", "choices": ["x", "y"], "gold": "y"}\n\n' + line + "\n")
+    with pytest.raises(DataError) as caught:
+        read_items(TaskConfig(kind="choice", file=str(path)))
+    message = str(caught.value)
+    assert f"{path}:3: " in message
+    assert all(text in message for text in texts), message
+
+
+def test_lines_end_at_a_line_feed_alone(tmp_path: Path) -> None:
+    path = _write(tmp_path / "t.jsonl", [{"context": "a b\x85c", "continuation": "d"}] * 2)
+    items = read_items(TaskConfig(kind="exact", file=path))
+    assert [item.prompt for item in items] == ["a b\x85c"] * 2
+
+
+def test_shots_do_not_depend_on_what_else_is_asked(tmp_path: Path) -> None:
+    task = TaskConfig(kind="choice", file=_choices(tmp_path / "t.jsonl"), shots=3)
+    items = read_items(task)
+    every = {prompt.item.index: prompt.text for prompt in make_prompts(task, items, mode="fixed")}
+    some = {prompt.item.index: prompt.text for prompt in make_prompts(task, items, mode="fixed", limit=4)}
+    assert len(some) == 4
+    assert all(every[index] == text for index, text in some.items())
+    for index, text in every.items():
+        *shots, question = text.split("\n")
+        assert question == f"question {index}"
+        assert len(set(shots)) == 3
+        assert not any(shot.startswith(f"question {index} ") for shot in shots)
+    assert make_prompts(task, items, mode="fixed", limit=4) != make_prompts(task, items, mode="v0.3", limit=4)
+
+
+def test_more_shots_than_rows_and_copies_of_a_row(tmp_path: Path) -> None:
+    rows = [{"context": "a", "continuation": "b"}] * 3 + [{"context": "c", "continuation": "d"}]
+    task = TaskConfig(kind="exact", file=_write(tmp_path / "t.jsonl", rows), shots=9)
+    texts = [prompt.text for prompt in make_prompts(task, read_items(task), mode="fixed")]
+    assert texts[:3] == ["c d\na"] * 3
+    assert texts[3] == "a b\na b\na b\nc"
+
+
+def test_a_model_without_an_opinion_scores_chance_where_gold_is_constant(tmp_path: Path) -> None:
+    rows = [{"query": f"question {i}", "choices": ["yes", "not"], "gold": 0} for i in range(200)]
+    task = TaskConfig(kind="choice", file=_write(tmp_path / "t.jsonl", rows))
+    scores = {}
+    for mode in ("fixed", "v0.3"):
+        config = EvalConfig(tasks=[task], mode=mode)
+        scores[mode] = suite.run(Engine(UniformModel(), ByteTokenizer()), config)["tasks"]["t"]
+    assert scores["v0.3"]["accuracy"] == 1.0  # a tie goes to the first option
+    assert abs(scores["fixed"]["accuracy"] - 0.5) < 0.15
+    assert scores["fixed"]["majority"] == 1.0
+    assert scores["fixed"]["verdict"] == "not above chance"
+
+
+def test_options_and_continuations_are_scored_as_one_text(engine: Engine, tmp_path: Path) -> None:
+    task = TaskConfig(kind="choice", file=_choices(tmp_path / "t.jsonl", 3), rank_by="sum")
+    report = suite.run(engine, EvalConfig(tasks=[task]), str(tmp_path))
+    for line in Path(report["folder"], "samples.jsonl").read_text().split("\n")[:-1]:
+        sample = json.loads(line)
+        for text, value in zip(sample["choices"], sample["log_likelihoods"], strict=True):
+            ids = [256, *f"{sample['prompt']} {text}".encode()]
+            assert value == pytest.approx(_log_likelihood(engine, ids, len(text) + 1), rel=1e-4)
+        assert sample["choice"] == int(np.argmax(sample["log_likelihoods"]))
+        assert sample["correct"] == (sample["choice"] == sample["gold"])
+
+
+def _log_likelihood(engine: Engine, ids: list[int], n_scored: int) -> float:
+    import torch
+
+    with torch.no_grad():
+        log_probabilities = engine.model(torch.tensor([ids])).value[0].double().log_softmax(-1)
+    places = range(len(ids) - n_scored, len(ids))
+    return float(sum(log_probabilities[place - 1, ids[place]] for place in places))
+
+
+def test_exact_is_right_where_greedy_generation_is(engine: Engine, tmp_path: Path) -> None:
+    texts = [f"some words {i}" for i in range(40)]
+    rows = []
+    for text, completion in zip(texts, generate(engine, texts, SamplingParams(max_tokens=1)), strict=True):
+        token = completion.token_ids[0]
+        continuation = chr(token) if 33 <= token < 127 else "x"
+        rows.append({"context": text, "continuation": continuation})
+    task = TaskConfig(kind="exact", file=_write(tmp_path / "t.jsonl", rows), continuation_delimiter="")
+    report = suite.run(engine, EvalConfig(tasks=[task]))
+    right = sum(row["continuation"] != "x" for row in rows)
+    assert 0 < right == report["tasks"]["t"]["correct"]
+
+
+def test_categories_have_equal_weight(engine: Engine, tmp_path: Path) -> None:
+    rows = [{"context": f"a{i}", "continuation": "b", "part": "x" if i < 9 else "y"} for i in range(10)]
+    task = TaskConfig(kind="exact", file=_write(tmp_path / "t.jsonl", rows), columns={"category": "part"})
+    score = suite.run(engine, EvalConfig(tasks=[task]))["tasks"]["t"]
+    parts = score["categories"]
+    assert {name: part["n"] for name, part in parts.items()} == {"x": 9, "y": 1}
+    assert score["accuracy"] == pytest.approx((parts["x"]["accuracy"] + parts["y"]["accuracy"]) / 2)
+
+
+def test_long_prompts_lose_their_start(engine: Engine, tmp_path: Path) -> None:
+    task = TaskConfig(kind="choice", file=_choices(tmp_path / "t.jsonl"), shots=5)
+    score = suite.run(engine, EvalConfig(tasks=[task], seq_len=40, limit=3))["tasks"]["t"]
+    assert (score["cut_frac"], score["n"]) == (1.0, 3)
+    with pytest.raises(UserError, match="line 1: an answer has"):
+        suite.run(engine, EvalConfig(tasks=[task], seq_len=3))
+
+
+def test_unknown_tasks_and_files(engine: Engine, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"there is no task 'bracket'(.|\n)*did you mean brackets"):
+        suite.check_folders(EvalConfig(tasks=["bracket"]))
+    task = TaskConfig(kind="exact", file=str(tmp_path / "none.jsonl"))
+    with pytest.raises(DataError, match=r"the task 'none' has no file"):
+        suite.check_folders(EvalConfig(tasks=[task]))
+    twice = TaskConfig(kind="choice", file=_choices(tmp_path / "t.jsonl"))
+    with pytest.raises(UserError, match="two tasks have the name 't'"):
+        suite.check_folders(EvalConfig(tasks=[twice, twice]))
