@@ -15,11 +15,12 @@ from smalti.config.curate import CurateConfig, TokenizeConfig
 from smalti.config.dedup import DedupConfig
 from smalti.config.load import from_dict
 from smalti.config.run import RunConfig
+from smalti.config.task import TaskConfig
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
 
-WHOLE = (RunConfig, CurateConfig, TokenizeConfig, DedupConfig)
+WHOLE = (RunConfig, CurateConfig, TokenizeConfig, DedupConfig, TaskConfig)
 
 
 def blocks(language: str) -> list[tuple[str, str]]:
