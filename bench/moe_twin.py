@@ -1,7 +1,7 @@
 """An MoE beside its dense twin of equal active size on the CPU, 1 thread: training step, prefill and decode.
 
     make bench NAME=moe_twin ARGS='--record'       # about 8 minutes
-    python bench/moe_twin.py --shape demo --where  # also where the time of a step goes
+    python bench/moe_twin.py --shape demo-moe --where  # also where the time of a step goes
 
 The twin has an MLP as wide as the experts of a token together. Both train on the same random tokens by ``train_step``,
 in bf16 as a recipe does by default, at a small learning rate, so that the load of the experts stays near even and
@@ -40,8 +40,8 @@ from smalti.train.step import TrainState, train_step
 
 SEQUENCES, TOKENS, VOCABULARY, LAYERS = 8, 256, 4096, 3
 WARM_STEPS = 15
-SHAPES = {"demo": (128, 192, 8, 2), "128": (128, 96, 16, 4), "256": (256, 176, 16, 4), "512": (512, 352, 16, 4)}
-"""Hidden size, width of an expert, experts, experts of a token. ``demo`` is that of ``smalti demo``."""
+SHAPES = {"demo-moe": (128, 192, 8, 2), "128": (128, 96, 16, 4), "256": (256, 176, 16, 4), "512": (512, 352, 16, 4)}
+"""Hidden size, width of an expert, experts, experts of a token. ``demo-moe`` is that of the recipe."""
 SERVED = {"prefill 240": (1, 240, 1), "prefill 8 x 240": (8, 240, 1), "decode": (1, 8, 48), "decode 8 rows": (8, 8, 48)}
 """Prompts, tokens of each, new tokens."""
 SLOWEST = 15

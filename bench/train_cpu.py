@@ -75,7 +75,7 @@ def _llama(vocab: int, width: int, inner: int, layers: int, heads: int) -> dict[
 
 
 SHAPES = {
-    "demo": Shape("the dense twin of smalti demo, with its batch", _llama(4096, 128, 384, 3, 4), 256, 8, 6),
+    "demo": Shape("the model of smalti demo, with its batch", _llama(4096, 128, 384, 3, 4), 256, 8, 6),
     "small": Shape("a first own model; 8 rows: Trainer's default", _llama(16384, 384, 1024, 6, 6), 512, 8, 1),
     "base": Shape("the width and depth of GPT-2 small", _llama(32000, 768, 2048, 12, 12), 1024, 2, 1),
 }

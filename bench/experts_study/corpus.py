@@ -12,6 +12,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from demo_runs import smalti
+
 from experts_study.settings import SHARES, Size
 
 CODE = {
@@ -116,7 +118,7 @@ def _unpack(package: Path, target: Path, suffixes: tuple[str, ...]) -> None:
 
 
 def _python(raw: Path, thin: int) -> dict[str, dict[str, Any]]:
-    _smalti(raw.parent, "data", "documents", str(raw))
+    smalti(raw.parent, "data", "documents", str(raw))
     for path in raw.glob("*.jsonl"):
         path.write_text("".join(path.read_text().splitlines(keepends=True)[::thin]))
     return {name: {"path": str(raw / f"{name}.jsonl"), "id_field": "id", "rules": [f"{name}-light"]} for name in SHARES}
@@ -131,15 +133,8 @@ def _tokenize(data: Path, sources: dict[str, dict[str, Any]], vocab: int) -> Non
     for verb, values in configs.items():
         path = data / f"{verb}.yaml"
         path.write_text(json.dumps(values))  # JSON is YAML
-        _smalti(data, "data", verb, str(path))
-
-
-def _smalti(folder: Path, *arguments: str) -> None:
-    """Run a command. Raises RuntimeError with the end of its stderr if it fails."""
-    print("smalti", *arguments, file=sys.stderr, flush=True)
-    done = subprocess.run([sys.executable, "-m", "smalti", *arguments], cwd=folder, capture_output=True, text=True)
-    if done.returncode:
-        raise RuntimeError(f"smalti {' '.join(arguments)} ended with {done.returncode}:\n{done.stderr[-3000:]}")
+        print("smalti data", verb, path, file=sys.stderr, flush=True)
+        smalti(data, "data", verb, str(path))
 
 
 def _packages(packages: Path) -> list[dict[str, str]]:

@@ -20,7 +20,7 @@ MOE: dict[str, Any] = {
     "router_initializer_range": 0.1,
     "router_lr_frac": 0.1,
 }
-"""Fields of ``model.moe`` of every MoE, other than its experts: those of the recipe demo. A single chosen expert is
+"""Fields of ``model.moe`` of every MoE, other than its experts: those of the recipe demo-moe. A single chosen expert is
 never normalised."""
 SHARES = {"code": 0.75, "prose": 0.25}
 """Shares of the sources in the training data, and their weights in held-out bits per byte."""

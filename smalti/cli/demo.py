@@ -63,7 +63,7 @@ def demo(
     stage("Tokenize: train a byte-level BPE, write token files", "data", "tokenize", "demo-tokenize")
     duration, rate = _duration(minutes)
     stage("Plan: the cost of this run", "plan", "time", "demo", *duration, *rate)
-    stage("Train: an MoE on two ranks", "train", "demo", *duration, *track)
+    stage("Train: a small Llama on two ranks", "train", "demo", *duration, *track)
     stage("Export: a Hugging Face folder, compared with transformers", "export", RUN, *_verify())
     stage("Evaluate: bits per byte against gzip and xz, two tasks", "eval", "run", RUN)
     for prompt in PROMPTS:
@@ -242,7 +242,7 @@ def _next_steps() -> str:
         (f"smalti chat {RUN}", "generate text (it is a base model: it continues text)"),
         (f"smalti serve {RUN}", "serve it over HTTP: OpenAI's API and a chat page"),
         (f"smalti plan verify {RUN} --measure", "compare the plan with the measurement"),
-        ("smalti train demo-dense", "train a dense model on the same data"),
+        ("smalti train demo-moe", "train an MoE on the same data"),
         ("smalti train demo-continue", "continue on more prose while replaying code; reports gains and losses"),
         ("smalti train demo name=longer train.duration=3000step", "train the same model for longer"),
         ("smalti data curate --help", "use your own documents: folders, JSONL, Parquet"),

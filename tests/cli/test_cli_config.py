@@ -37,7 +37,7 @@ def test_the_kind_is_guessed_for_each(capsys: pytest.CaptureFixture[str]) -> Non
     found = json.loads(capsys.readouterr().out)
     assert found["recipes"]["demo"] == "train"
     for name, kind in found["recipes"].items():
-        if name.startswith("demo-") and name not in ("demo-dense", "demo-continue"):
+        if name.startswith("demo-") and name not in ("demo-dense", "demo-moe", "demo-continue"):
             assert name == f"demo-{kind}"
 
 
@@ -66,7 +66,7 @@ def test_diff_guesses_the_kind_and_tells_identity_from_placement(capsys: pytest.
     assert (found["identity"], found["placement"]) == ({}, {"train.parallel.ranks": [2, 5]})
     assert run(["config", "diff", "demo", "demo"]) == 0
     assert capsys.readouterr().out == "nothing differs\n"
-    assert run(["config", "diff", "demo", "demo-dense"]) == 3
+    assert run(["config", "diff", "demo", "demo-moe"]) == 3
     assert "placement" not in capsys.readouterr().out, "a section that goes with its placement is one difference"
 
 

@@ -308,7 +308,7 @@ def test_a_folder_without_config_has_the_hint_of_attempts_only_where_it_has_logs
     assert "logs/attempt-N" not in refused(str(tmp_path / "half"))
     (tmp_path / "half/logs").mkdir()
     assert "logs/attempt-N" in refused(str(tmp_path / "half"))
-    of_runs = "one of: dbrx-132b, demo, demo-continue, demo-dense\n"  # not those of data
+    of_runs = "one of: dbrx-132b, demo, demo-continue, demo-dense, demo-moe\n"  # not those of data
     assert of_runs in refused("nosuch")
     (tmp_path / "b.yaml").write_bytes(b"\xff\xfe\x00")
     assert "not UTF-8" in refused(str(tmp_path / "b.yaml"))
@@ -365,7 +365,7 @@ def test_every_recipe_of_a_run_loads():
         keys = yaml.safe_load(find.find_recipe(name).text)
         if "train" in keys or "base" in keys:
             loaded.append(load(RunConfig, name).config.name)
-    assert loaded == ["dbrx-132b", "demo", "demo-continue", "demo-dense"]
+    assert loaded == ["dbrx-132b", "demo", "demo-continue", "demo-dense", "demo-moe"]
 
 
 def test_schema_offers_base_and_preset_and_descriptions():

@@ -46,7 +46,7 @@ def study(tmp_path: Path) -> runs.Study:
 
 
 def test_experts_are_kept_in_balance_as_in_the_demo() -> None:
-    recipe = yaml.safe_load((ROOT / "smalti/config/recipes/demo.yaml").read_text())["model"]["moe"]
+    recipe = yaml.safe_load((ROOT / "smalti/config/recipes/demo-moe.yaml").read_text())["model"]["moe"]
     demo = MoEConfig.model_validate(recipe)
     assert {name: getattr(demo, name) for name in settings.MOE} == settings.MOE
 
