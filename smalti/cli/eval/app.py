@@ -3,11 +3,16 @@
 import typer
 
 from smalti.cli.eval.ls import ls
+from smalti.cli.eval.read import read
 from smalti.cli.eval.run import run
 
 app = typer.Typer(
-    add_completion=False, rich_markup_mode=None, no_args_is_help=True, help="Evaluate a model, with error bars."
+    add_completion=False,
+    rich_markup_mode=None,
+    no_args_is_help=True,
+    help="Evaluate a model, with error bars, and read its samples.",
 )
 
 app.command(epilog="Example: smalti eval run runs/demo --suite demo n=100 max_bytes=500000")(run)
 app.command(epilog="Example: smalti eval ls --json")(ls)
+app.command(epilog="Example: smalti eval read runs/demo --limit 5")(read)

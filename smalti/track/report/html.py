@@ -1,21 +1,26 @@
 """The HTML document of a report and its tables. All text is escaped here; charts are already markup."""
 
+from base64 import b64encode
 from collections.abc import Iterable, Sequence
+from hashlib import sha256
 from html import escape
 
 from smalti.base import chart
 from smalti.track.report import style
 
 
-def document(title: str, sections: Iterable[str]) -> str:
-    """Return a whole page, without scripts, fonts or external addresses."""
+def document(title: str, sections: Iterable[str], *, script: str = "") -> str:
+    """Return a whole page, without fonts or external addresses; ``script`` is the only one that may run in it."""
     policy = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
+    if script:
+        policy += f"; script-src 'sha256-{b64encode(sha256(script.encode()).digest()).decode()}'"
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         f'<meta http-equiv="Content-Security-Policy" content="{policy}">'
         '<meta name="viewport" content="width=device-width,initial-scale=1"><link rel="icon" href="data:,">'
         f"<title>{escape(title)}</title><style>{chart.CSS}{style.CSS}</style></head>\n<body>\n"
         + "\n".join(filter(None, sections))
+        + (f"\n<script>{script}</script>" if script else "")
         + "\n</body></html>\n"
     )
 
