@@ -15,6 +15,8 @@ class EvalConfig(Config):
     """The tasks, in order: names, paths of YAML files, or tasks written here."""
     mode: Mode = "fixed"
     """How tasks of files are asked and graded: ``v0.3`` as LLM Foundry 0.3 does, ``fixed`` without its defects."""
+    data: str | None = None
+    """Folder of the Gauntlet's files, in LLM Foundry's layout (``world_knowledge/arc_easy.jsonl``)."""
     limit: Whole | None = Field(None, ge=1)
     """Ask at most this many questions of each task of a file: in ``v0.3`` the first ones, in ``fixed`` a sample."""
     heldout: dict[str, str] = Field(default_factory=dict)
@@ -43,6 +45,7 @@ def suites() -> dict[str, EvalConfig]:
     return {
         "demo": EvalConfig(),
         "heldout": EvalConfig(suite="heldout", tasks=("heldout",), max_bytes=None),
+        "gauntlet": EvalConfig(suite="gauntlet", tasks=("gauntlet",)),
     }
 
 
@@ -52,4 +55,5 @@ def task_lines() -> dict[str, str]:
         "heldout": "bits per byte of held-out text, each source beside gzip -9 and xz -9 (lower is better)",
         "arithmetic": "23+4=27 from examples, ranked by likelihood among 10 sums (chance 0.1)",
         "brackets": "close ([{< from examples, ranked by likelihood among 6 endings (chance 1/6)",
+        "gauntlet": "all benchmarks of the Gauntlet whose files are in data=DIR, with category and core averages",
     }

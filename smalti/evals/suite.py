@@ -10,11 +10,15 @@ from smalti.base import clock, store
 from smalti.base.errors import DataError, UserError
 from smalti.config.eval import EvalConfig
 from smalti.evals import results
+from smalti.evals.gauntlet.averages import averages
+from smalti.evals.gauntlet.files import missing, require_folder
+from smalti.evals.gauntlet.table import BY_NAME
 from smalti.evals.likelihood import Progress
 from smalti.evals.results import TaskResult
 from smalti.evals.tasks import generation, heldout, ranked
-from smalti.evals.tasks.find import FileTask, find_tasks
+from smalti.evals.tasks.find import GAUNTLET, FileTask, find_tasks
 from smalti.evals.tasks.items import read_items
+from smalti.evals.tasks.windows import TooLong
 from smalti.serve.engine.engine import Engine
 
 _LONGEST_DEFAULT_TOKENS = 2048
@@ -41,11 +45,18 @@ def run(
     check_folders(config)
     seq_len = context_tokens(engine, config)
     tasks: list[TaskResult] = []
+    too_long: dict[str, str] = {}
     parts = _parts(engine, config, seq_len, try_bf16)
     for number, (name, run_task) in enumerate(parts, 1):
         announce(name)
         begin_s = clock.now_s()
-        task = run_task(partial(progress, f"{name} (task {number} of {len(parts)})"))
+        try:
+            task = run_task(partial(progress, f"{name} (task {number} of {len(parts)})"))
+        except TooLong as error:
+            if GAUNTLET not in config.tasks or name not in BY_NAME:
+                raise
+            too_long[name] = error.message
+            continue
         tasks.append(TaskResult(task.name, {**task.score, "wall_s": clock.now_s() - begin_s}, task.samples))
     report: dict[str, Any] = {
         "suite": config.suite,
@@ -57,6 +68,9 @@ def run(
         "config": config.model_dump(mode="json"),
         "tasks": {task.name: task.score for task in tasks},
     }
+    if GAUNTLET in config.tasks:
+        reasons = missing(require_folder(config.data)) | too_long
+        report["gauntlet"] = averages(report["tasks"], reasons, config.mode)
     if output is not None:
         report["folder"] = results.write(store.join(output, "evals", config.suite), report, tasks)
     return report

@@ -94,14 +94,42 @@ def test_bad_requests_exit_2(
         assert text in err
 
 
+def test_the_gauntlet_from_the_command_line(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = tmp_path / "data"
+    (folder / "world_knowledge").mkdir(parents=True)
+    rows = [{"query": f"q{i}", "choices": ["a", "b", "c", "d"], "gold": i % 4} for i in range(6)]
+    (folder / "world_knowledge/arc_easy.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    arguments = [f"data={folder}", "limit=4", "seq_len=90"]
+    assert smalti(["eval", "run", str(run), "--suite", "gauntlet", *arguments]) == 0
+    out = capsys.readouterr().out
+    for text in (
+        "arc_easy",
+        "world knowledge",
+        "partial: without jeopardy",
+        "no average of programming",
+        "missing: mmlu",
+    ):
+        assert text in out, text
+    assert smalti(["eval", "run", str(run), "tasks=[arc_easy]", "mode=v0.3", *arguments, "--json"]) == 0
+    score = json.loads(capsys.readouterr().out)["tasks"]["arc_easy"]
+    assert (score["n"], score["chance"], score["mode"]) == (4, 0.25, "v0.3")
+    assert {"accuracy", "stderr", "interval"} <= set(score)
+    assert smalti(["eval", "data", str(folder)]) == 0
+    assert "missing" in capsys.readouterr().out
+    assert smalti(["eval", "data", str(folder), "--check", "--json"]) == 3
+    captured = capsys.readouterr()
+    assert len(json.loads(captured.out)["files"]) == 39
+    assert "39 of 39 files are missing or different" in captured.err
+
+
 def test_ls(capsys: pytest.CaptureFixture[str]) -> None:
     assert smalti(["eval", "ls"]) == 0
     assert "arithmetic" in capsys.readouterr().out
     assert smalti(["eval", "ls", "--json"]) == 0
-    assert set(json.loads(capsys.readouterr().out)) == {"suites", "tasks"}
+    assert set(json.loads(capsys.readouterr().out)) == {"suites", "tasks", "gauntlet"}
 
 
 def test_help_shows_examples(capsys: pytest.CaptureFixture[str]) -> None:
-    for verb in ("run", "ls"):
+    for verb in ("run", "ls", "data"):
         assert smalti(["eval", verb, "--help"]) == 0
         assert f"Example: smalti eval {verb}" in capsys.readouterr().out

@@ -2,6 +2,7 @@
 
 import typer
 
+from smalti.cli.eval.data import data
 from smalti.cli.eval.ls import ls
 from smalti.cli.eval.read import read
 from smalti.cli.eval.run import run
@@ -16,3 +17,4 @@ app = typer.Typer(
 app.command(epilog="Example: smalti eval run runs/demo --suite demo n=100 max_bytes=500000")(run)
 app.command(epilog="Example: smalti eval ls --json")(ls)
 app.command(epilog="Example: smalti eval read runs/demo --limit 5")(read)
+app.command(epilog="Example: smalti eval data llm-foundry/scripts/eval/local_data --check")(data)

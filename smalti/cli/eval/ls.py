@@ -7,10 +7,11 @@ from smalti.cli.tables import print_json
 def ls(as_json: Json = False) -> None:
     """List suites and tasks."""
     from smalti.config.eval import suites, task_lines
+    from smalti.evals.gauntlet.table import BENCHMARKS
 
     if as_json:
         configs = {name: config.model_dump(mode="json") for name, config in suites().items()}
-        print_json({"suites": configs, "tasks": task_lines()})
+        print_json({"suites": configs, "tasks": task_lines(), "gauntlet": [b.name for b in BENCHMARKS]})
         return
     print("suites")
     for name, config in suites().items():
@@ -18,3 +19,7 @@ def ls(as_json: Json = False) -> None:
     print("tasks")
     for task, line in task_lines().items():
         print(f"  {task:<12} {line}")
+    print("benchmarks of the gauntlet (data=DIR has their files)")
+    for category in dict.fromkeys(benchmark.category for benchmark in BENCHMARKS):
+        names = [benchmark.name for benchmark in BENCHMARKS if benchmark.category == category]
+        print(f"  {category}: {', '.join(names)}")

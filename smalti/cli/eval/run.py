@@ -142,8 +142,33 @@ def _print(results: dict[str, Any]) -> None:
     ]
     print(f"{results['model']}: suite {results['suite']}\n")
     print(table(("task", "measure", "value", "95 % interval", "n", "baseline"), rows))
+    if "gauntlet" in results:
+        _print_gauntlet(results["gauntlet"])
     if "folder" in results:
         print(f"\nsamples: {results['folder']}/samples.jsonl")
+
+
+def _print_gauntlet(gauntlet: dict[str, Any]) -> None:
+    """Print the averages of (accuracy - chance) / (1 - chance), and what is missing in them."""
+    means = {**gauntlet["categories"], "core average": gauntlet["core_average"]}
+    rows = [
+        (
+            name.replace("_", " "),
+            f"{mean['value']:.3f}",
+            "{:.3f} to {:.3f}".format(*mean["interval"]),
+            f"{mean['n']}",
+            mean.get("partial", ""),
+        )
+        for name, mean in means.items()
+        if mean is not None
+    ]
+    print(f"\nGauntlet {gauntlet['mode']}, above chance\n")
+    print(table(("average", "value", "95 % interval", "n", ""), rows))
+    for category, without in gauntlet["dropped"].items():
+        print(f"no average of {category.replace('_', ' ')}: without {', '.join(without)}")
+    for reason in dict.fromkeys(gauntlet["missing"].values()):
+        names = [name for name, why in gauntlet["missing"].items() if why == reason]
+        print(f"missing: {', '.join(names)}: {reason}")
 
 
 def _baseline(score: dict[str, Any]) -> str:

@@ -19,7 +19,7 @@ def accuracy(samples: Sequence[dict[str, Any]], chance: float) -> dict[str, Any]
     shares = {name: sum(part) / len(part) for name, part in parts.items()}
     value = sum(shares.values()) / len(shares)
     variance = sum(shares[name] * (1 - shares[name]) / len(part) for name, part in parts.items()) / len(parts) ** 2
-    if len(parts) == 1:
+    if len(parts) == 1 or variance == 0:
         interval, method = wilson_interval(correct, len(samples)), "wilson 95 %"
     else:
         half = Z_95 * math.sqrt(variance)

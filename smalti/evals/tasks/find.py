@@ -1,4 +1,4 @@
-"""Finds the tasks of a suite: generated ones and held-out text by name, tasks of files by path or given as a config."""
+"""Finds the tasks of a suite: generated ones, held-out text and the Gauntlet's by name, others of files by path."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,7 +8,11 @@ from smalti.base.errors import DataError, UserError, nearest
 from smalti.config.eval import EvalConfig, task_lines
 from smalti.config.load import load
 from smalti.config.task import TaskConfig
+from smalti.evals.gauntlet.files import NEEDS_SANDBOX, SOURCE, path_of, require_folder
+from smalti.evals.gauntlet.table import BENCHMARKS, BY_NAME, Benchmark
 
+GAUNTLET = "gauntlet"
+"""The name of all benchmarks of the Gauntlet whose files are there."""
 _SUFFIXES = (".yaml", ".yml")
 
 
@@ -22,7 +26,14 @@ class FileTask:
 
 def find_tasks(config: EvalConfig) -> list[str | FileTask]:
     """Return the tasks of a suite, in order. Raises UserError for an unknown name or two of one name."""
-    tasks = [_named(entry) if isinstance(entry, str) else _given(entry, entry.file) for entry in config.tasks]
+    tasks: list[str | FileTask] = []
+    for entry in config.tasks:
+        if entry == GAUNTLET:
+            tasks += _gauntlet(require_folder(config.data))
+        elif isinstance(entry, str):
+            tasks.append(_named(entry, config))
+        else:
+            tasks.append(_given(entry, entry.file))
     names = [task if isinstance(task, str) else task.name for task in tasks]
     for name in names:
         if names.count(name) > 1:
@@ -52,14 +63,41 @@ def _given(config: TaskConfig, path: str) -> FileTask:
     return FileTask(config.name or Path(path).name.split(".")[0], config)
 
 
-def _named(name: str) -> str | FileTask:
+def _gauntlet(folder: str) -> list[FileTask]:
+    paths = [(benchmark, path_of(benchmark, folder)) for benchmark in BENCHMARKS if benchmark.kind != "code"]
+    tasks = [FileTask(benchmark.name, benchmark.task(path)) for benchmark, path in paths if path is not None]
+    if not tasks:
+        raise DataError(
+            f"{folder} has none of the Gauntlet's files",
+            allowed="a folder with CATEGORY/FILE.jsonl, such as world_knowledge/arc_easy.jsonl",
+            hint=f"get them from {SOURCE}; smalti eval data {folder} --check lists them",
+        )
+    return tasks
+
+
+def _benchmark(benchmark: Benchmark, config: EvalConfig) -> FileTask:
+    if benchmark.kind == "code":
+        raise UserError(f"the task '{benchmark.name}' {NEEDS_SANDBOX}", hint="leave it out")
+    folder = require_folder(config.data)
+    path = path_of(benchmark, folder)
+    if path is None:
+        raise DataError(
+            f"the task '{benchmark.name}' has no file {store.join(folder, benchmark.path)}",
+            hint=f"get it from {SOURCE}; smalti eval data {folder} --check lists what is missing",
+        )
+    return FileTask(benchmark.name, benchmark.task(path))
+
+
+def _named(name: str, config: EvalConfig) -> str | FileTask:
     if name.endswith(_SUFFIXES):
         return load_task(name)
+    if name in BY_NAME:
+        return _benchmark(BY_NAME[name], config)
     if name in task_lines():
         return name
-    close = nearest(name, task_lines())
+    close = nearest(name, [*task_lines(), *BY_NAME])
     raise UserError(
         f"there is no task '{name}'",
-        allowed=f"{', '.join(task_lines())}, or the path of a task's .yaml file",
+        allowed=f"{', '.join(task_lines())}, a benchmark of the Gauntlet, or the path of a task's .yaml file",
         hint=f"did you mean {close}?" if close else "smalti eval ls",
     )

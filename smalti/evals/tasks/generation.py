@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 
-from smalti.base.errors import UserError
 from smalti.config.eval import EvalConfig
 from smalti.config.task import TaskConfig
 from smalti.evals.graders import answers
@@ -11,7 +10,7 @@ from smalti.evals.results import TaskResult
 from smalti.evals.tasks.accuracy import accuracy
 from smalti.evals.tasks.items import Item
 from smalti.evals.tasks.prompts import make_prompts
-from smalti.evals.tasks.windows import cut_ids, head_ids, prompt_ids
+from smalti.evals.tasks.windows import TooLong, cut_ids, head_ids, prompt_ids
 from smalti.serve.engine.engine import Engine
 from smalti.serve.engine.offline import generate
 from smalti.serve.engine.sampling import SamplingParams
@@ -33,8 +32,8 @@ def run(
     mode = config.mode
     n_new = max_new_tokens(task, items, engine)
     if n_new >= seq_len:
-        raise UserError(
-            f"{name} needs {n_new} tokens for an answer, and the longest context is {seq_len}",
+        raise TooLong(
+            f"an answer has up to {n_new} tokens, and the longest context is {seq_len}",
             hint="leave the task out, or evaluate with a longer seq_len",
         )
     prompts = make_prompts(task, items, mode=mode, limit=config.limit or task.limit)

@@ -18,6 +18,10 @@ from smalti.evals.tasks.prompts import Prompt
 from smalti.serve.engine.engine import Engine
 
 
+class TooLong(UserError):
+    """An answer leaves no room for a prompt in the context."""
+
+
 def option_windows(engine: Engine, prompt: Prompt, seq_len: int, mode: Mode) -> tuple[list[Window], bool]:
     """Return a window for each option, and whether one of them was cut to fit ``seq_len`` inputs."""
     ids_of = _published_ids if mode == "v0.3" else _joint_ids
@@ -29,7 +33,7 @@ def option_windows(engine: Engine, prompt: Prompt, seq_len: int, mode: Mode) -> 
             before = before or [engine.begin_id]
             room = (seq_len if mode == "v0.3" else seq_len + 1) - len(after)
             if room < 1 or not after:
-                raise UserError(
+                raise TooLong(
                     f"line {prompt.item.line}: an answer has {len(after)} tokens and the longest context is {seq_len}",
                     hint="leave the task out, or evaluate with a longer seq_len",
                 )

@@ -1,0 +1,1 @@
+"""The Gauntlet: the 39 benchmarks of LLM Foundry in six categories."""
