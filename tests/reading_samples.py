@@ -52,7 +52,10 @@ def write_results(folder: Path, tasks: dict[str, list[dict[str, Any]]], *, suite
 
 
 def example(folder: Path, *, shift: int = 0) -> Path:
-    """Write 30 ranked items, 6 generated ones and 3 documents; ``shift`` changes what the model answers."""
+    """Write 30 ranked items, 6 generated ones, 8 in two categories and 3 documents.
+
+    ``shift`` changes what the model answers.
+    """
     colours = [ranked(index, (index + shift) % 3, 0.4 + index / 100) for index in range(30)]
     numbers = [
         generated(0, f"{MARKUP} so 0", "0"),
@@ -62,5 +65,10 @@ def example(folder: Path, *, shift: int = 0) -> Path:
         generated(4, "\x1b[31m4\u202e", "4"),
         generated(5, "six", "6"),
     ]
+    topics = [
+        ranked(index, index % 2, 0.6) | {"category": "ab"[index > 3], "cluster": index // 2} for index in range(8)
+    ]
     texts = [document(index, 70.0 + 10 * index + shift) for index in range(3)]
-    return write_results(folder, {"colours": colours, "numbers": numbers, "heldout/prose": texts}, step=5)
+    return write_results(
+        folder, {"colours": colours, "numbers": numbers, "topics": topics, "heldout/prose": texts}, step=5
+    )

@@ -19,7 +19,7 @@ def run(tmp_path: Path) -> str:
 def test_samples_and_scores_are_printed(run: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert smalti(["eval", "read", run, "--limit", "1"]) == 0
     out = capsys.readouterr().out
-    for text in ("one, step 5: ", "colours        accuracy       0.333  0.192 to 0.512  30", "1 of 26", "--limit N"):
+    for text in ("one, step 5: ", "colours        accuracy       0.333  0.192 to 0.512  30", "1 of 30", "--limit N"):
         assert text in out, text
     assert "  > 0.690   blue  <- answer" in out.replace("blue", " blue")
     assert "before" not in out
@@ -48,7 +48,7 @@ def test_a_flag_changes_the_score_and_is_written(run: str, capsys: pytest.Captur
     assert (lines[0]["index"], lines[1]["id"], lines[1]["answer"]) == (1, "q5", "six")
     assert smalti(["eval", "read", run, "--json", "--limit", "3", "--flag", "colours:1=none"]) == 0
     values = json.loads(capsys.readouterr().out)
-    assert (values["flags"]["applied"], len(values["samples"]), values["n"]) == (1, 3, 26)
+    assert (values["flags"]["applied"], len(values["samples"]), values["n"]) == (1, 3, 30)
     assert len(path.read_text().splitlines()) == 3
     assert values["samples"][0]["probabilities"] == [0.155, 0.155, 0.69]
 

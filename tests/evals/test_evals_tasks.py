@@ -12,6 +12,7 @@ from smalti.base.errors import DataError, UserError
 from smalti.config.eval import EvalConfig
 from smalti.config.task import TaskConfig
 from smalti.evals import suite
+from smalti.evals.reader.reading import read
 from smalti.evals.tasks.items import read_items
 from smalti.evals.tasks.prompts import make_prompts
 from smalti.serve.engine.engine import Engine
@@ -173,6 +174,28 @@ def test_categories_have_equal_weight(engine: Engine, tmp_path: Path) -> None:
     parts = score["categories"]
     assert {name: part["n"] for name, part in parts.items()} == {"x": 9, "y": 1}
     assert score["accuracy"] == pytest.approx((parts["x"]["accuracy"] + parts["y"]["accuracy"]) / 2)
+
+
+def test_the_reader_shows_what_was_asked_and_the_same_scores(engine: Engine, tmp_path: Path) -> None:
+    schema = [
+        {"context_options": [f"The cup {i}", f"The box {i}"], "continuation": "is big", "gold": i % 2} for i in (0, 1)
+    ]
+    rows = [{"context": f"a{i}", "answer": "b", "part": "x" if i < 3 else "y"} for i in range(4)]
+    tasks = [
+        TaskConfig(kind="schema", file=_write(tmp_path / "cups.jsonl", schema)),
+        TaskConfig(kind="generation", file=_write(tmp_path / "t.jsonl", rows), columns={"category": "part"}),
+    ]
+    scores = suite.run(engine, EvalConfig(tasks=tasks), str(tmp_path))["tasks"]
+    reading = read(str(tmp_path))
+    assert (reading.results.samples[1].gold_answers, reading.results.samples[1].continuation) == (
+        ("The box 1",),
+        "is big",
+    )
+    for score in reading.scores:
+        assert (score.before.value, list(score.before.interval or ())) == (
+            scores[score.task]["value"],
+            scores[score.task]["interval"],
+        )
 
 
 def test_long_prompts_lose_their_start(engine: Engine, tmp_path: Path) -> None:

@@ -108,7 +108,7 @@ def test_wrong_and_confident_ones_come_first(reading: Reading) -> None:
     assert names[-3:] == ["heldout/prose:2", "heldout/prose:1", "heldout/prose:0"]
     assert [sample.name for sample in ordered(reading.results.samples, "unparsed")] == ["numbers:q1", "numbers:q3"]
     assert [sample.name for sample in ordered(reading.results.samples, "truncated")] == ["numbers:q3"]
-    assert len(ordered(reading.results.samples, "index")) == 39
+    assert len(ordered(reading.results.samples, "index")) == 47
 
 
 def test_disagreement_puts_right_beside_wrong_first(tmp_path: Path) -> None:
@@ -132,7 +132,7 @@ def test_each_flag_has_its_effect_on_the_score(reading: Reading) -> None:
         "colours:2=answer-acceptable",
         "heldout/prose:0=ambiguous",
     )
-    colours, numbers, prose = after.scores
+    colours, numbers, _, prose = after.scores
     assert colours.after is not None
     assert (colours.excluded, colours.accepted) == (2, 1)
     assert (colours.after.value, colours.after.n, colours.after.interval) == (10 / 28, 28, wilson_interval(10, 28))
@@ -177,13 +177,13 @@ def test_an_acceptable_answer_is_not_another_models_answer(tmp_path: Path) -> No
     example(tmp_path / "two", shift=1)
     one, two = read(str(tmp_path / "one")), read(str(tmp_path / "two"))
     lines = [one.line("colours:1=answer-acceptable", ""), two.line("numbers:q2=answer-acceptable", "")]
-    assert [score.accepted for score in one.with_lines(lines).scores] == [1, 0, 0]
-    assert [score.accepted for score in two.with_lines(lines).scores] == [0, 1, 0]
+    assert [score.accepted for score in one.with_lines(lines).scores] == [1, 0, 0, 0]
+    assert [score.accepted for score in two.with_lines(lines).scores] == [0, 1, 0, 0]
     lines.append(two.line("colours:1=answer-acceptable", ""))  # now both answers to this item are accepted
-    assert [score.accepted for score in one.with_lines(lines).scores] == [1, 0, 0]
-    assert [score.accepted for score in two.with_lines(lines).scores] == [1, 1, 0]
+    assert [score.accepted for score in one.with_lines(lines).scores] == [1, 0, 0, 0]
+    assert [score.accepted for score in two.with_lines(lines).scores] == [1, 1, 0, 0]
     both = replace(read(str(tmp_path / "one"), other=str(tmp_path / "two")), lines=lines)
-    assert [score.accepted for score in both.other_scores] == [1, 1, 0]
+    assert [score.accepted for score in both.other_scores] == [1, 1, 0, 0]
 
 
 def test_a_flag_of_an_item_that_has_changed_is_reported_and_not_applied(tmp_path: Path) -> None:
@@ -240,6 +240,13 @@ def test_flags_apply_by_index_where_the_list_has_no_id(reading: Reading) -> None
     del line["id"]
     assert list(apply_flags([line], reading.results.samples).flags) == ["numbers:q1"]
     assert flag_list.list_version(reading.flags_path) is None
+
+
+def test_the_continuation_of_contexts_is_shown_and_is_part_of_the_item(reading: Reading) -> None:
+    sample = named(reading, "colours:1")
+    schema = replace(sample, continuation=" is large")
+    assert "  | ...  is large" in list(sample_lines(schema, None))
+    assert schema.digest != sample.digest
 
 
 def test_control_characters_are_written_as_escapes() -> None:

@@ -61,8 +61,9 @@ class Opened:
             self.page.keyboard.press(key)
 
     def cells(self, task: str, model: str = "") -> list[str]:
-        rows = self.page.locator("#scores tbody tr").all()
-        texts = [row.locator("td").all_text_contents() for row in rows]
+        texts = self.page.evaluate(
+            "[...document.querySelectorAll('#scores tbody tr')].map(row => [...row.cells].map(each => each.textContent))"
+        )
         return next(list(cells) for cells in texts if cells[0] == task and model in cells[1])
 
 
@@ -95,10 +96,10 @@ def test_samples_are_read_and_flagged_in_a_browser(tmp_path: Path, capsys: pytes
             opened.page.click("#download")
         download.value.save_as(exported)
         opened.page.click("#close")
-        page_cells = {task: opened.cells(task, "one") for task in ("colours", "numbers", "heldout/prose")}
+        page_cells = {task: opened.cells(task, "one") for task in ("colours", "numbers", "topics", "heldout/prose")}
         opened.page.screenshot(path=str(tmp_path / "page.png"))
         opened.page.reload()
-        assert opened.page.text_content("#export-open") == "Export 4 flags"  # the browser has kept them
+        assert opened.page.text_content("#export-open") == "Export 5 flags"  # the browser has kept them
         opened.page.emulate_media(color_scheme="dark")
         opened.page.set_viewport_size({"width": 390, "height": 800})
         assert not opened.page.evaluate("document.documentElement.scrollWidth > document.documentElement.clientWidth")
@@ -106,25 +107,26 @@ def test_samples_are_read_and_flagged_in_a_browser(tmp_path: Path, capsys: pytes
         assert {url.partition(":")[0] for url in opened.urls} <= {"file", "data", "blob"}
         browser.close()
     _import(tmp_path, exported, page_cells)
-    assert "4 lines added" in capsys.readouterr().out
+    assert "5 lines added" in capsys.readouterr().out
 
 
 def _read(opened: Opened) -> None:
     """Filter, search, order; a sample with markup is text."""
     page = opened.page
-    assert page.text_content("#count") == "39 of 39 samples"
+    assert page.text_content("#count") == "47 of 47 samples"
     assert page.locator("#detail h2").text_content() == "colours 29"
-    assert page.locator(".row").count() < 39  # only the rows in sight exist
+    assert page.locator(".row").count() < 47  # only the rows in sight exist
     page.select_option("#task", "numbers")
     page.select_option("#sort", "index")
-    assert page.text_content("#count") == "6 of 39 samples"
+    assert page.text_content("#count") == "6 of 47 samples"
     assert page.locator("#detail pre").first.text_content() == f"{MARKUP} What is 0?"
     assert page.locator("#detail b b, #detail img, #detail script, .row b, .row img").count() == 0
     assert page.title() == "mine: samples of one, step 5 and two, step 5"
     page.select_option("#show", "unparsed")
     assert page.locator(".row .name").all_text_contents() == ["numbers q1", "numbers q3"]
     page.select_option("#show", "")
-    opened.keys("/", *"six", "Enter")
+    opened.keys("/")
+    page.keyboard.type("six\n")
     assert page.locator(".row .name").all_text_contents() == ["numbers q5"]
     assert page.url.endswith("#task=numbers&sort=index&q=six&item=numbers%3Aq5")
     page.goto(page.url.partition("#")[0] + "#task=numbers&show=truncated")  # an address that somebody sent
@@ -134,20 +136,23 @@ def _read(opened: Opened) -> None:
 
 
 def _flag(opened: Opened) -> None:
-    """Flag four items by keys, and change one flag twice."""
+    """Flag five items by keys, and change one flag twice."""
     page = opened.page
-    opened.keys("j", "3", "n", *"six is right", "Enter")
+    opened.keys("j", "3", "n")
+    page.keyboard.type("six is right\n")
     assert opened.cells("numbers", "one")[-1] == "1 accepted"
     page.select_option("#task", "colours")
     opened.keys("2", "j", "1", "2", "2")  # the second one has no flag in the end
     opened.keys("j", "1")
+    page.select_option("#task", "topics")
+    opened.keys("2")
     page.select_option("#task", "heldout/prose")
     assert page.is_disabled("#detail .buttons button:nth-child(3)")
     opened.keys("k", "2")
     assert page.locator(".row .chip").all_text_contents() == ["ambiguous"]
     page.select_option("#task", "")
     page.select_option("#flag", "flagged")
-    assert page.text_content("#count") == "4 of 39 samples"
+    assert page.text_content("#count") == "5 of 47 samples"
     assert opened.cells("colours", "one")[-1] == opened.cells("colours", "two")[-1] == "2 excluded"
     assert opened.cells("numbers", "two")[-1] == "1 accepted"  # the second model gave the same answer
     opened.keys("e")
@@ -161,6 +166,7 @@ def _import(folder: Path, exported: Path, page_cells: dict[str, list[str]]) -> N
         "numbers:q5": "answer-acceptable",
         "colours:0": "ambiguous",
         "colours:2": "label-wrong",
+        "topics:0": "ambiguous",
         "heldout/prose:0": "ambiguous",
     }
     assert after.applied.flags["numbers:q5"].note == "six is right"

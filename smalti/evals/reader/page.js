@@ -1,10 +1,9 @@
-"use strict";
 // Samples are written as text nodes only: they may hold markup.
 const data = JSON.parse(document.getElementById("data").textContent);
 const samples = data.samples, two = data.names.length > 1;
 const flagNames = Object.keys(data.flags.meanings), words = name => name.replace("-", " ");
 const at = id => document.getElementById(id);
-const Z = 1.959963984540054, ROW = 62;
+const ROW = 62;
 
 // Control characters, and those that change the direction of text, are shown as escapes, as in the terminal.
 const CONTROLS = /[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff\u{e0000}-\u{e007f}]/gu;
@@ -76,39 +75,7 @@ const excludes = flag => flag != null && flag.flag !== "answer-acceptable";
 const canAccept = sample => sample.correct === false && sample.answer != null;
 const accepts = (flag, result) => flag != null && !excludes(flag) && flag.answers.includes(result.answer);
 
-// --- scores, by the arithmetic of smalti/evals/reader/scores.py
-
-function wilson(right, n) {
-  const share = right / n, shrink = 1 + Z * Z / n, middle = (share + Z * Z / (2 * n)) / shrink;
-  const half = Z * Math.sqrt(share * (1 - share) / n + Z * Z / (4 * n * n)) / shrink;
-  return [right === 0 ? 0 : Math.max(0, middle - half), right === n ? 1 : Math.min(1, middle + half)];
-}
-
-function accuracy(items) {
-  const graded = items.filter(item => item.correct != null), n = graded.length, categories = new Map();
-  if (!n) return null;
-  for (const { category, correct } of graded) {
-    const [right, count] = categories.get(category) || [0, 0];
-    categories.set(category, [right + correct, count + 1]);
-  }
-  const shares = [...categories.values()].map(([right, count]) => [right / count, count]), k = shares.length;
-  const value = shares.reduce((sum, [share]) => sum + share, 0) / k;
-  if (k === 1) return { value, n, interval: wilson([...categories.values()][0][0], n) };
-  const half = Z * Math.sqrt(shares.reduce((sum, [share, count]) => sum + share * (1 - share) / count, 0)) / k;
-  return { value, n, interval: [Math.max(0, value - half), Math.min(1, value + half)] };
-}
-
-function bitsPerByte(items) {
-  const sizes = items.filter(item => item.nats != null && item.size != null);
-  const total = sizes.reduce((sum, item) => sum + item.size, 0), n = sizes.length;
-  if (!total) return null;
-  const bits = item => item.nats / Math.LN2;
-  const value = sizes.reduce((sum, item) => sum + bits(item), 0) / total;
-  if (n === 1) return { value, n, interval: null };
-  const squares = sizes.reduce((sum, item) => sum + (bits(item) - value * item.size) ** 2, 0);
-  const half = Z * Math.sqrt(n / (n - 1) * squares) / total;
-  return { value, n, interval: [value - half, value + half] };
-}
+// --- scores of the tasks
 
 function taskScores(task, side) {
   const all = [], remaining = [];
@@ -332,6 +299,7 @@ function showDetail(moved) {
     node("h2", {}, `${sample.task} ${sample.key}`), facts(sample, sample.other ? data.names[0] : null),
     ...(sample.other ? [facts(sample.other, data.names[1])] : []), buttons(row), ...(accepted ? [accepted] : []),
     ...prompt,
+    ...section("Continuation of each", sample.continuation),
     ...(sample.choices ? [node("h3", {}, "Answers and their probabilities"), choices(sample)] : answers(sample)),
     ...section("Other fields", [sample.category ? "category: " + sample.category : "", sample.cluster == null ? "" : "cluster: " + sample.cluster, sample.more ? JSON.stringify(sample.more, null, 1) : ""].join("\n").trim()),
     node("p", { class: "hint" }, "In the terminal: ", node("code", {}, command)));

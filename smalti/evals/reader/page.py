@@ -22,11 +22,13 @@ _LONGEST = 20_000
 
 def page(reading: Reading, order: str) -> bytes:
     """Return the page in UTF-8, which begins with ``order``."""
-    css, body, script = ((_FOLDER / f"page.{kind}").read_text(encoding="utf-8") for kind in ("css", "html", "js"))
+    css, body, arithmetic, view = (
+        (_FOLDER / name).read_text(encoding="utf-8") for name in ("page.css", "page.html", "scores.js", "page.js")
+    )
     data = json.dumps(_data(reading, order), ensure_ascii=False, separators=(",", ":")).replace("<", "\\u003c")
     title = f"{reading.results.suite}: samples of {' and '.join(reading.names)}"
     sections = [f"<style>{css}</style>", body, f'<script type="application/json" id="data">{data}</script>']
-    text = document(title, sections, script=script)
+    text = document(title, sections, script=arithmetic + view)
     return text.encode("utf-8", "backslashreplace")  # of a lone surrogate in JSON: its escape
 
 

@@ -95,6 +95,7 @@ class Reading:
             "category": sample.category or None,
             "prompt": sample.prompt,
             "choices": list(sample.choices),
+            "continuation": sample.continuation,
             "gold": sample.gold,
             "answers": list(sample.answers),
             **_result(sample),

@@ -33,6 +33,8 @@ class Sample:
     prompt: str
     """The text before the answer; the beginning of the document where held-out text is scored."""
     choices: tuple[str, ...] = ()
+    continuation: str | None = None
+    """The text after each of the choices, where these are contexts."""
     gold: int | None = None
     choice: int | None = None
     log_likelihoods: tuple[float, ...] = ()
@@ -77,8 +79,9 @@ class Sample:
 
     @cached_property
     def digest(self) -> str:
-        """A digest of prompt and right answers, by which a flag knows its item again."""
-        return digest_json([self.prompt, sorted(self.gold_answers)])[:DIGEST_LENGTH]
+        """A digest of prompt, right answers and continuation, by which a flag knows its item again."""
+        continuation = [] if self.continuation is None else [self.continuation]
+        return digest_json([self.prompt, sorted(self.gold_answers), *continuation])[:DIGEST_LENGTH]
 
     @cached_property
     def probabilities(self) -> tuple[float, ...]:
@@ -224,6 +227,7 @@ def _sample(line: Mapping[str, Any], number: int) -> Sample:
         id=None if name is None else _text(name),
         prompt=_text(line.get("prompt", line.get("beginning", ""))),
         choices=choices,
+        continuation=None if line.get("continuation") is None else _text(line["continuation"]),
         gold=_whole(line.get("gold")),
         choice=_whole(line.get("choice")),
         log_likelihoods=log_likelihoods if any(map(math.isfinite, log_likelihoods)) else (),

@@ -1,5 +1,6 @@
 """Samples and scores as text for the terminal. Control characters of samples are written as escapes."""
 
+import json
 import re
 from collections.abc import Iterator, Sequence
 
@@ -33,6 +34,8 @@ def sample_lines(sample: Sample, flag: Flag | None, *, names: tuple[str, ...] = 
         note = f": {flag.note}" if flag.note else ""
         yield harmless(f"  flag: {flag.flag}{note}").replace("\n", " ")
     yield from _block(sample.prompt, "  | ", last=sample.bits_per_byte is None)
+    if sample.continuation is not None:
+        yield from _block(f"... {sample.continuation}", "  | ", last=False)
     if sample.choices:
         yield from _choices(sample, names)
         return
@@ -45,6 +48,8 @@ def sample_lines(sample: Sample, flag: Flag | None, *, names: tuple[str, ...] = 
                 yield from _block(f"parsed: {result.parsed}", "    ", last=False)
     if sample.answers:
         yield from _block(f"gold: {' | '.join(sample.answers)}", "    ", last=False)
+    if sample.more:
+        yield from _block(f"other fields: {json.dumps(sample.more, ensure_ascii=False)}", "    ", last=False)
 
 
 def score_table(scores: Sequence[TaskScores]) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:

@@ -152,6 +152,8 @@ def _sample(
         "n_tokens": scores.n_tokens.tolist(),
         "gold": item.gold,
     }
+    if len(item.contexts) > 1:
+        sample["continuation"] = item.choices[0]
     if len(question.windows) > 1:
         choice = choose(item, rank(scores, question))
         weights = np.exp(scores.nats.min() - scores.nats)
