@@ -62,7 +62,7 @@ class Opened:
 
     def cells(self, task: str, model: str = "") -> list[str]:
         texts = self.page.evaluate(
-            "[...document.querySelectorAll('#scores tbody tr')].map(row => [...row.cells].map(each => each.textContent))"
+            "[...document.querySelector('#scores tbody').rows].map(row => [...row.cells].map(cell => cell.textContent))"
         )
         return next(list(cells) for cells in texts if cells[0] == task and model in cells[1])
 
