@@ -77,6 +77,10 @@ def cells_of(score: TaskScores) -> list[str]:
     return cells
 
 
+def interval_of(cell: str) -> list[float]:
+    return [float(end) for end in cell.split(" to ")]
+
+
 @pytest.mark.slow
 @pytest.mark.browser
 @pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium")
@@ -171,4 +175,8 @@ def _import(folder: Path, exported: Path, page_cells: dict[str, list[str]]) -> N
     }
     assert after.applied.flags["numbers:q5"].note == "six is right"
     for score in after.scores:
-        assert page_cells[score.task][3:-1] == cells_of(score)
+        cells, expected = page_cells[score.task][3:-1], cells_of(score)
+        if score.task in ("topics", "heldout/prose"):  # scaled in the page
+            assert interval_of(cells[4]) == pytest.approx(interval_of(expected[4]), abs=0.1)
+            cells[4] = expected[4]
+        assert cells == expected

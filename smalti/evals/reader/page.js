@@ -83,16 +83,16 @@ function taskScores(task, side) {
   for (const row of rowsOf.get(task)) {
     const sample = samples[row], result = side ? sample.other : sample;
     if (!result) continue;
-    const item = { category: sample.category, correct: result.correct, nats: result.nats, size: sample.n_bytes };
+    const item = { category: sample.category, cluster: sample.cluster, correct: result.correct, nats: result.nats, size: sample.n_bytes };
     all.push(item);
     if (excludes(flags[row])) { excluded += 1; continue; }
     const counts = result.correct === false && accepts(flags[row], result);
     accepted += counts;
     remaining.push(counts ? { ...item, correct: true } : item);
   }
-  const before = accuracy(all);
-  if (before) return { metric: "accuracy", before, after: accuracy(remaining), excluded, accepted };
-  return { metric: "bits per byte", before: bitsPerByte(all), after: bitsPerByte(remaining), excluded, accepted };
+  const before = data.scores[side][task];
+  if (!before) return null;
+  return { before, after: excluded || accepted ? scoreAfter(before, all, remaining) : before, excluded, accepted };
 }
 
 const rowsOf = new Map();
@@ -109,15 +109,16 @@ function showScores() {
   const lines = [], chosen = [];
   for (const task of rowsOf.keys()) for (let side = 0; side < data.names.length; side += 1) {
     const score = taskScores(task, side);
-    if (!score.before) continue;
+    if (!score) continue;
+    const metric = score.before.metric.replaceAll("_", " ");
     const short = each => each ? `${number(each.value)} (n ${each.n.toLocaleString("en-US")})` : "-";
-    if (task === state.task) chosen.push(`${two ? data.names[side] : score.metric} ${short(score.before)}, then ${short(score.after)}`);
+    if (task === state.task) chosen.push(`${two ? data.names[side] : metric} ${short(score.before)}, then ${short(score.after)}`);
     const moved = score.excluded || score.accepted ? " moved" : "";
     const effect = [[score.excluded, "excluded"], [score.accepted, "accepted"]].filter(each => each[0]).map(each => each.join(" "));
     const sides = [score.before, score.after].flatMap((each, late) => [
       [each ? number(each.value) : "-", late ? "n" + moved : "n"], [range(each), "n"],
       [each ? each.n.toLocaleString("en-US") : "0", "n"]]);
-    const cells = [[task, "k"], ...(two ? [[data.names[side], "k"]] : []), [score.metric, ""], ...sides, [effect.join(", ") || "-", ""]];
+    const cells = [[task, "k"], ...(two ? [[data.names[side], "k"]] : []), [metric, ""], ...sides, [effect.join(", ") || "-", ""]];
     lines.push(node("tr", { class: task === state.task ? "on" : "", onclick: () => set({ task: task === state.task ? "" : task }) },
       ...cells.map(([text, kind], index) => node("td", { class: kind, "data-of": columns[index] }, text))));
   }

@@ -1,5 +1,7 @@
 "use strict";
-// The arithmetic of scores.py.
+// The scores after flags made in the page; those before are from scores.py. An accuracy over independent items gets
+// Wilson's interval, as there. Other intervals (clusters, categories, held-out text) are those before, scaled by the
+// standard error of independent items; `smalti eval read` computes them anew.
 const Z = 1.959963984540054;
 
 function wilson(right, n) {
@@ -8,29 +10,36 @@ function wilson(right, n) {
   return [right === 0 ? 0 : Math.max(0, middle - half), right === n ? 1 : Math.min(1, middle + half)];
 }
 
+const sum = values => values.reduce((total, value) => total + value, 0);
+
 function accuracy(items) {
-  const graded = items.filter(item => item.correct != null), n = graded.length, categories = new Map();
-  if (!n) return null;
+  const graded = items.filter(item => item.correct != null), categories = new Map();
   for (const { category, correct } of graded) {
-    const [right, count] = categories.get(category) || [0, 0];
-    categories.set(category, [right + correct, count + 1]);
+    const [right, n] = categories.get(category) || [0, 0];
+    categories.set(category, [right + correct, n + 1]);
   }
-  const shares = [...categories.values()].map(([right, count]) => [right / count, count]), k = shares.length;
-  const value = shares.reduce((sum, [share]) => sum + share, 0) / k;
-  const variance = shares.reduce((sum, [share, count]) => sum + share * (1 - share) / count, 0) / k ** 2;
-  if (k === 1 || variance === 0) return { value, n, interval: wilson([...categories.values()].reduce((sum, [right]) => sum + right, 0), n) };
-  const half = Z * Math.sqrt(variance);
-  return { value, n, interval: [Math.max(0, value - half), Math.min(1, value + half)] };
+  const parts = [...categories.values()].map(([right, n]) => [right / n, n]), right = sum(graded.map(item => +item.correct));
+  return {
+    n: graded.length, value: sum(parts.map(([share]) => share)) / parts.length,
+    error: Math.sqrt(sum(parts.map(([share, n]) => share * (1 - share) / n))) / parts.length,
+    interval: parts.length === 1 && !graded.some(item => item.cluster != null) ? wilson(right, graded.length) : null,
+  };
 }
 
 function bitsPerByte(items) {
-  const sizes = items.filter(item => item.nats != null && item.size != null);
-  const total = sizes.reduce((sum, item) => sum + item.size, 0), n = sizes.length;
-  if (!total) return null;
-  const bits = item => item.nats / Math.LN2;
-  const value = sizes.reduce((sum, item) => sum + bits(item), 0) / total;
-  if (n === 1) return { value, n, interval: null };
-  const squares = sizes.reduce((sum, item) => sum + (bits(item) - value * item.size) ** 2, 0);
-  const half = Z * Math.sqrt(n / (n - 1) * squares) / total;
-  return { value, n, interval: [value - half, value + half] };
+  const documents = items.filter(item => item.nats != null && item.size != null), n = documents.length;
+  const total = sum(documents.map(item => item.size)), bits = item => item.nats / Math.LN2;
+  const value = sum(documents.map(bits)) / total;
+  const squares = sum(documents.map(item => (bits(item) - value * item.size) ** 2));
+  return { n: total ? n : 0, value, error: n > 1 ? Math.sqrt(n / (n - 1) * squares) / total : 0, interval: null };
+}
+
+// The score of the remaining items; `before`: {metric, value, n, interval} of all items, from Python.
+function scoreAfter(before, all, remaining) {
+  const score = before.metric === "accuracy" ? accuracy : bitsPerByte, after = score(remaining);
+  if (!after.n) return null;
+  if (after.interval || !before.interval) return { value: after.value, n: after.n, interval: after.interval };
+  const scale = after.error / score(all).error, [low, high] = before.interval.map(end => after.value + scale * (end - before.value));
+  const whole = before.metric === "accuracy" ? [Math.max(0, low), Math.min(1, high)] : [low, high];
+  return { value: after.value, n: after.n, interval: Number.isFinite(scale) && scale > 0 ? whole : null };
 }
