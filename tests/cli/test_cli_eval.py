@@ -130,6 +130,6 @@ def test_ls(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_help_shows_examples(capsys: pytest.CaptureFixture[str]) -> None:
-    for verb in ("run", "ls", "data"):
+    for verb in ("run", "ls", "data", "lint"):
         assert smalti(["eval", verb, "--help"]) == 0
         assert f"Example: smalti eval {verb}" in capsys.readouterr().out

@@ -3,6 +3,7 @@
 import typer
 
 from smalti.cli.eval.data import data
+from smalti.cli.eval.lint import lint
 from smalti.cli.eval.ls import ls
 from smalti.cli.eval.read import read
 from smalti.cli.eval.run import run
@@ -18,3 +19,4 @@ app.command(epilog="Example: smalti eval run runs/demo --suite demo n=100 max_by
 app.command(epilog="Example: smalti eval ls --json")(ls)
 app.command(epilog="Example: smalti eval read runs/demo --limit 5")(read)
 app.command(epilog="Example: smalti eval data llm-foundry/scripts/eval/local_data --check")(data)
+app.command(epilog="Example: smalti eval lint mine.jsonl; smalti eval lint --suite gauntlet data=DIR --json")(lint)
