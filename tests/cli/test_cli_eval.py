@@ -60,8 +60,8 @@ def test_a_foreign_model_is_measured_on_the_same_bytes(
     assert smalti(arguments[:-1]) == 0
     assert "samples" not in capsys.readouterr().out  # nothing was written
     assert smalti([*arguments[:-1], "--output", str(tmp_path / "results")]) == 0
-    samples = capsys.readouterr().out.partition("samples: ")[2].strip()
-    assert [samples] == [str(path) for path in tmp_path.glob("results/evals/heldout/*/samples.jsonl")]
+    folder = capsys.readouterr().out.partition("read the samples: smalti eval read ")[2].strip()
+    assert [f"{folder}/samples.jsonl"] == [str(path) for path in tmp_path.glob("results/evals/heldout/*/samples.jsonl")]
 
 
 def test_an_old_export_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

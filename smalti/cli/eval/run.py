@@ -1,5 +1,6 @@
 """``smalti eval run``: evaluates a model with a suite."""
 
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -145,7 +146,7 @@ def _print(results: dict[str, Any]) -> None:
     if "gauntlet" in results:
         _print_gauntlet(results["gauntlet"])
     if "folder" in results:
-        print(f"\nsamples: {results['folder']}/samples.jsonl")
+        print(f"\nread the samples: smalti eval read {shlex.quote(results['folder'])}")
 
 
 def _print_gauntlet(gauntlet: dict[str, Any]) -> None:
