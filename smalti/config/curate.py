@@ -81,6 +81,9 @@ class CurateConfig(Config):
     dedup: Literal["exact", "none"] = "exact"
     """``exact``: keep one of equal texts, over all sources: a held-out one before a training one, then the first by
     name of source, file and row. So no training document equals a held-out one."""
+    drop_documents: str | None = None
+    """JSON-lines file of documents to drop, with ``source`` and ``document`` (its id), such as the list that ``smalti
+    eval contamination`` writes. With ``dedup: exact`` their duplicates are dropped too."""
     unreadable: Literal["stop", "drop"] = "stop"
     """For a record that cannot be read (broken JSON, bad UTF-8, no text): stop with an error, or drop it and record
     why."""

@@ -133,3 +133,35 @@ def test_help_shows_examples(capsys: pytest.CaptureFixture[str]) -> None:
     for verb in ("run", "ls", "data", "lint"):
         assert smalti(["eval", verb, "--help"]) == 0
         assert f"Example: smalti eval {verb}" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_contamination_of_a_run(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    rows = [
+        {"query": TEXTS[2], "choices": ["plain", "bare"], "gold": 0, "id": "planted"},
+        {"query": "a question about something that is in none of the documents", "choices": ["a", "b"], "gold": 1},
+    ]
+    Path("task.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    Path("task.yaml").write_text("{kind: choice, file: task.jsonl}")
+    assert smalti(["eval", "run", str(run), "tasks=[task.yaml]", "--dtype", "fp32", "--output", str(run)]) == 0
+    capsys.readouterr()
+    command = ["eval", "contamination", str(run), "tasks=[task.yaml, brackets]"]
+    assert smalti([*command, "--documents", "listed.jsonl"]) == 0
+    out = capsys.readouterr().out
+    assert "of dirty" in out
+    assert "not checked, because generated or held out: brackets" in out
+    assert Path("listed.jsonl").read_text() == '{"source": "code", "document": 2}\n'
+    (results,) = [
+        path for path in run.glob("evals/demo/*/results.json") if "task" in json.loads(path.read_text())["tasks"]
+    ]
+    assert json.loads(results.read_text())["tasks"]["task"]["contamination"]["dirty"]["n"] == 1
+    assert smalti([*command, "--json", "--results", str(results.parent)]) == 0
+    again = json.loads(capsys.readouterr().out)
+    assert (again["scanned_tokens"], again["tasks"]["task"]["dirty"]) == (0, 1)
+    assert again["scores"]["task"]["contamination"]["clean"]["n"] == 1
+    assert smalti(["eval", "contamination", str(run)]) == 2
+    assert "has no task of a file" in capsys.readouterr().err
+    assert smalti(["eval", "contamination", str(tmp_path), "tasks=[task.yaml]"]) == 2

@@ -51,6 +51,8 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     synthetic_library(tmp_path / "lib", monkeypatch)
     (tmp_path / "recipe.yaml").write_text(TINY)
+    (tmp_path / "capitals.yaml").write_text("{kind: exact, file: capitals.jsonl}")
+    (tmp_path / "capitals.jsonl").write_text('{"context": "The capital of France is", "continuation": "Paris"}')
     for line in (
         "data documents data/demo/raw",
         "data curate demo-curate heldout_frac=0.2",

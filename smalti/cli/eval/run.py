@@ -77,13 +77,10 @@ def run(
         _print(results)
 
 
-def _config(suite: str, folder: "ModelFolder", overrides: list[str]) -> "EvalConfig":
-    """Return the named suite, overridden by the data of the run's config, then by the command line."""
+def suite_values(suite: str) -> dict[str, Any]:
+    """Return the fields of the suite of this name. Raises UserError if there is none."""
     from smalti.base.errors import UserError, nearest
-    from smalti.cli.working_directory import placed
-    from smalti.config.eval import EvalConfig, suites
-    from smalti.config.load import from_dict, load
-    from smalti.config.run import RunConfig
+    from smalti.config.eval import suites
 
     if suite not in suites():
         close = nearest(suite, suites())
@@ -92,7 +89,17 @@ def _config(suite: str, folder: "ModelFolder", overrides: list[str]) -> "EvalCon
             allowed=", ".join(suites()),
             hint=f"did you mean --suite {close}?" if close else "smalti eval ls",
         )
-    value = suites()[suite].model_dump(mode="json")
+    return suites()[suite].model_dump(mode="json")
+
+
+def _config(suite: str, folder: "ModelFolder", overrides: list[str]) -> "EvalConfig":
+    """Return the named suite, overridden by the data of the run's config, then by the command line."""
+    from smalti.cli.working_directory import placed
+    from smalti.config.eval import EvalConfig
+    from smalti.config.load import from_dict, load
+    from smalti.config.run import RunConfig
+
+    value = suite_values(suite)
     if folder.run_folder is not None:
         data = load(RunConfig, folder.run_folder).config.data
         value |= {"heldout": placed(folder.run_folder, data.heldout), "seq_len": data.seq_len}

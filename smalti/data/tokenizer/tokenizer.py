@@ -126,6 +126,18 @@ class Tokenizer:
             raise UserError(f"the id {token_id} is not in the vocabulary", allowed=f"0 to {self.vocab_size - 1}")
         return token
 
+    def bytes_of_ids(self) -> list[bytes] | None:
+        """Return the bytes of every id below ``vocab_size``, of which ``decode`` joins a text; none of a special one.
+
+        None if a token's text depends on its neighbours.
+        """
+        if not self._is_byte_level:
+            return None
+        table = [b""] * self.vocab_size
+        for token_id, data in self._token_bytes.items():
+            table[token_id] = b"" if token_id in self.special_ids else data
+        return table
+
     def decode_stream(self) -> "StreamDecoder":
         """Return a decoder for ids that arrive one by one."""
         return StreamDecoder(self)

@@ -79,6 +79,36 @@ def test_every_document_is_kept_or_dropped_with_a_reason(tmp_path):
     assert "prose-light/words" in (tmp_path / "out" / "report.md").read_text()
 
 
+def test_listed_documents_are_dropped_with_their_duplicates(tmp_path):
+    records = [record(i, group=group_on("train")) for i in range(6)]
+    records += [record(6, SENTENCE.format(2), group=group_on("train")), record(7, "Too short.")]
+    write(tmp_path / "a.jsonl", records)
+    listed = tmp_path / "listed.jsonl"
+    write(listed, [{"source": "a", "document": name} for name in ("d2", "d4", "d7", "gone")])
+    report = curate(config(tmp_path, drop_documents=str(listed)))
+    assert [row["id"] for row in kept(tmp_path, "a", "train")] == ["d0", "d1", "d3", "d5"]
+    rules = {row["id"]: row["rule"] for row in drops(tmp_path, "a")}
+    assert rules == {"d2": "drop_documents", "d4": "drop_documents", "d6": "dedup/exact", "d7": "prose-light/words"}
+    assert [note for note in report.notes() if "drop_documents" in note] == [
+        "1 document in drop_documents: not in the sources, or with another id"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("line", "problem"),
+    [
+        ({"source": "b", "document": "d1"}, "line 1: 'b' is not a source"),
+        ({"source": "a", "document": 1}, "line 1: 1 is not an id"),
+        ({"source": "a"}, "line 1 is not a document"),
+    ],
+)
+def test_a_wrong_line_of_drop_documents_is_named(tmp_path, line, problem):
+    write(tmp_path / "a.jsonl", [record(1)])
+    write(tmp_path / "listed.jsonl", [line])
+    with pytest.raises(DataError, match=problem):
+        curate(config(tmp_path, drop_documents=str(tmp_path / "listed.jsonl")))
+
+
 def test_groups_stay_together_over_all_sources(tmp_path):
     write(tmp_path / "a.jsonl", [record(i, group=f"g{i % 10}") for i in range(60)])
     write(tmp_path / "b.jsonl", [record(i, SENTENCE.format(f"b{i}"), group=f"g{i % 10}") for i in range(60)])

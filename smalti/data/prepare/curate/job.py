@@ -24,6 +24,7 @@ from smalti.data.documents.heldout import HELDOUT, SPLITS
 from smalti.data.documents.parquet import DROP_SCHEMA, RowWriter, documents_schema, rows_per_batch
 from smalti.data.documents.publish import check_not_nested, parquet_digests, publication
 from smalti.data.documents.readers import RAW_SCHEMA, ReadOptions, read_tasks
+from smalti.data.prepare.curate.drop_list import find_listed, read_drop_list
 from smalti.data.prepare.curate.examine import EMPTY_RULE, EXAMINED_SCHEMA, UNREADABLE_RULE, Examination
 from smalti.data.prepare.curate.queries import TRAIN_KEY, first_of_equal, transform
 from smalti.data.prepare.curate.report import FORMAT_KIND, RECORD_NAME, Cut, Report, as_markdown
@@ -50,6 +51,7 @@ def curate(config: CurateConfig, progress: Progress = no_progress) -> Report:
         DataError: input is missing, broken or empty.
     """
     sources = {name: _find(name, config) for name in sorted(config.sources)}
+    listed = {} if config.drop_documents is None else read_drop_list(config.drop_documents, config.sources)
     report = Report(
         skipped_files={name: files.skipped for name, files in sources.items() if files.skipped},
         heldout_frac=float(config.heldout_frac),
@@ -68,9 +70,13 @@ def curate(config: CurateConfig, progress: Progress = no_progress) -> Report:
             if cut.documents:
                 report.cut[name] = cut
         keepers = _keepers(config, [str(path) for path in staged.values()])
+        drops = {key: _duplicate_drop(key, keeper) for key, keeper in keepers.items()}
+        if config.drop_documents is not None:
+            listed_drops, report.unknown_listed = find_listed(config.drop_documents, listed, staged)
+            drops = listed_drops | drops
         for number, (name, path) in enumerate(staged.items()):
             progress("writing", number, len(staged), "source")
-            _write(name, path, result.work, keepers, report, config.sources[name].keep_fields)
+            _write(name, path, result.work, drops, report, config.sources[name].keep_fields)
             path.unlink()
         stage.rmdir()
         if not report.kept_documents:
@@ -173,7 +179,7 @@ def _write(
     name: str,
     staged: Path,
     work: Path,
-    keepers: dict[int, _Keeper],
+    drop_of: dict[int, dict[str, Any]],
     report: Report,
     keep_fields: tuple[str, ...],
 ) -> None:
@@ -187,9 +193,7 @@ def _write(
         }
         for row in _rows(staged):
             counts = report.of(name, row["split"])
-            keeper = keepers.get(row["key"])
-            if keeper is not None:
-                row |= _duplicate_drop(row["key"], keeper)
+            row |= drop_of.get(row["key"], {})
             if row["rule"] is not None:
                 counts.drop(row["rule"], row["n_raw_bytes"])
                 drops.add({"source": name, **{key: row[key] for key in DROP_SCHEMA.names if key != "source"}})

@@ -83,6 +83,8 @@ class Report:
     """Source -> number of documents whose id is not unique in it; their drops cannot be distinguished by id."""
     cut: dict[str, Cut] = field(default_factory=dict)
     """Sources with documents longer than ``max_document_bytes``."""
+    unknown_listed: int = 0
+    """Number of documents in ``drop_documents`` that no source has."""
     heldout_frac: float = 0.0
     by_group: bool = False
     """Whether the config has a ``group_field``."""
@@ -151,6 +153,9 @@ class Report:
         for source, splits in self.sources.items():
             note = _none_held_out(source, splits, self.heldout_frac, by_group=self.by_group)
             notes += [note] if note else []
+        if self.unknown_listed:
+            listed = format_quantity(self.unknown_listed, "document")
+            notes.append(f"{listed} in drop_documents: not in the sources, or with another id")
         return notes + [
             f"{source}: {format_quantity(count, 'document')} without a unique id; set id_field to a unique field"
             for source, count in self.repeated_ids.items()

@@ -46,11 +46,16 @@ def shingle_sets(texts: pa.Array, shingle_words: int) -> pa.LargeListArray:
 def ordered_shingles(texts: pa.Array, shingle_words: int) -> tuple[U64, I64]:
     """Return the hash of every shingle and the row of its text, in the order of texts and words."""
     assert len(texts) <= MAX_ROWS, len(texts)
-    data, ends = _bytes_of(texts)
-    starts_of_words, ends_of_words, text_of_word = _words(data, ends)
-    words = _hash_words(data, starts_of_words, ends_of_words)
+    words, text_of_word = word_hashes(texts)
     values, rows = _hash_shingles(words, text_of_word, len(texts), shingle_words)
     return values & _MASK, rows
+
+
+def word_hashes(texts: pa.Array) -> tuple[U64, I64]:
+    """Return the 64-bit hash of every word and the row of its text, in order. Words are separated by blanks."""
+    data, ends = _bytes_of(texts)
+    starts_of_words, ends_of_words, text_of_word = _words(data, ends)
+    return _hash_words(data, starts_of_words, ends_of_words), text_of_word
 
 
 def shared(first: pa.LargeListArray, second: pa.LargeListArray) -> tuple[I64, I64, I64]:
@@ -120,7 +125,7 @@ def _hash_piece(data: npt.NDArray[np.uint8], starts: I64, stops: I64) -> U64:
         np.cumsum((data + np.uint64(1)) * _powers(_BASE, len(data)), out=sums[1:])
         # Multiplied by the inverse power of its start, the sum of a word does not depend on its position.
         values = (sums[stops] - sums[starts]) * _powers(_INVERSE, len(data))[starts]
-        return _mix(values + (stops - starts).astype(np.uint64))
+        return mix(values + (stops - starts).astype(np.uint64))
 
 
 def _powers(base: int, n: int) -> U64:
@@ -155,14 +160,14 @@ def _hash_shingles(words: U64, text_of_word: I64, n_texts: int, shingle_words: i
         for offset in range(shingle_words):
             inside = width > offset
             if inside.all():
-                values = _mix(values * np.uint64(_BASE) + words[begins + offset])
+                values = mix(values * np.uint64(_BASE) + words[begins + offset])
             else:
                 next_words = words[begins[inside] + offset]
-                values[inside] = _mix(values[inside] * np.uint64(_BASE) + next_words)
+                values[inside] = mix(values[inside] * np.uint64(_BASE) + next_words)
     return values, rows
 
 
-def _mix(x: U64) -> U64:
+def mix(x: U64) -> U64:
     """Apply the finaliser of SplitMix64 (Steele, Lea, Flood 2014): every input bit affects every output bit."""
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)

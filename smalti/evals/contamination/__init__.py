@@ -1,0 +1,1 @@
+"""Which items of the tasks are in the training documents, and scores without them."""
