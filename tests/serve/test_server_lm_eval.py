@@ -24,7 +24,7 @@ dataset_kwargs: {{data_files: {{test: {data}}}}}
 test_split: test
 output_type: multiple_choice
 doc_to_text: "{{{{prompt}}}}"
-doc_to_choice: candidates
+doc_to_choice: choices
 doc_to_target: gold
 target_delimiter: ""
 metric_list: [{{metric: acc}}]
@@ -37,9 +37,9 @@ def test_the_score_is_ours(tmp_path: Path) -> None:
     export(run)
     config = EvalConfig(tasks=("arithmetic",), n=24, shots=2)
     engine = Engine.from_folder(run / "export")
-    ours = ranked.run("arithmetic", engine, config, 159)
+    ours = ranked.run_generated("arithmetic", engine, config, 159)
     data = tmp_path / "items.jsonl"
-    long = {"index": 999, "prompt": "x" + "7" * 300, "candidates": ["1", "2"], "gold": 0}  # its head is cut off
+    long = {"index": 999, "prompt": "x" + "7" * 300, "choices": ["1", "2"], "gold": 0}  # its head is cut off
     data.write_text("".join(json.dumps(sample) + "\n" for sample in [*ours.samples, long]))
     (tmp_path / "task").mkdir()
     (tmp_path / "task/arithmetic.yaml").write_text(TASK.format(data=data))
@@ -64,7 +64,7 @@ def test_the_score_is_ours(tmp_path: Path) -> None:
     assert [float(answer[0][0]) for answer in cut["resps"]] == pytest.approx([-float(one) for one in nats], abs=1e-3)
     for sample in ours.samples:
         found = [float(answer[0][0]) for answer in theirs[sample["index"]]["resps"]]
-        assert found == pytest.approx(_whole_candidates(engine, sample["prompt"], sample["candidates"]), abs=1e-3)
+        assert found == pytest.approx(_whole_candidates(engine, sample["prompt"], sample["choices"]), abs=1e-3)
         # Ours leaves out the tokens that all candidates of an item share; to the ranking they are nothing.
         shared = found[0] - sample["log_likelihoods"][0]
         assert [value - shared for value in found] == pytest.approx(sample["log_likelihoods"], abs=1e-3)
