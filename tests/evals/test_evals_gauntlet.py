@@ -171,8 +171,9 @@ def test_the_table_has_39_benchmarks_in_six_categories() -> None:
     assert len(tasks) == 31
 
 
-def _scores(names: Iterable[str], accuracy: float = 0.5) -> dict[str, dict[str, float]]:
-    return {name: {"accuracy": accuracy, "stderr": 0.03} for name in names}
+def _scores(names: Iterable[str], accuracy: float = 0.5) -> dict[str, dict[str, Any]]:
+    interval = [accuracy - 0.06, accuracy + 0.06]
+    return {name: {"value": accuracy, "accuracy": accuracy, "stderr": 0.03, "interval": interval} for name in names}
 
 
 def test_averages_by_hand() -> None:
@@ -186,6 +187,7 @@ def test_averages_by_hand() -> None:
         assert understanding["stderr"] == pytest.approx(sum(error**2 for error in errors) ** 0.5 / 4)
         values = [result["categories"][category]["value"] for category in CORE]
         assert result["core_average"]["value"] == pytest.approx(sum(values) / 5)
+        assert understanding["interval"][1] - understanding["value"] == pytest.approx(2 * understanding["stderr"])
         assert "partial" not in result["core_average"]
         assert list(result["dropped"]) == ["programming"]
 

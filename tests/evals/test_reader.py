@@ -9,7 +9,7 @@ import pytest
 from reading_samples import example, generated, ranked, write_results
 
 from smalti.base.errors import DataError, UserError
-from smalti.evals.graders.intervals import wilson_interval
+from smalti.evals.statistics.intervals import wilson_interval
 from smalti.evals.reader import flags as flag_list
 from smalti.evals.reader.flags import append, apply_flags, line_of, new_lines, parse_flags, read_flags
 from smalti.evals.reader.order import ordered
@@ -146,7 +146,7 @@ def test_each_flag_has_its_effect_on_the_score(reading: Reading) -> None:
 def test_the_interval_of_bits_per_byte_is_about_that_of_the_bootstrap() -> None:
     import numpy as np
 
-    from smalti.evals.graders.intervals import bootstrap_ratio
+    from smalti.evals.statistics.intervals import bootstrap_ratio
     from smalti.evals.reader.scores import task_scores
 
     generator = np.random.default_rng(0)

@@ -1,1 +1,1 @@
-"""Scores of answers and their intervals."""
+"""Scores of answers."""

@@ -1,43 +1,35 @@
 """The score of a task from its samples: accuracy with its error, soft probability, bits per byte."""
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
-from smalti.evals.graders.intervals import Z_95, verdict, wilson_interval
+from smalti.evals.statistics.averages import average
+from smalti.evals.statistics.intervals import mean, verdict
 
 
 def accuracy(samples: Sequence[dict[str, Any]], chance: float) -> dict[str, Any]:
     """Return the accuracy with n, standard error, 95 % interval and chance, and means of what the samples hold.
 
-    With categories it is the mean of their accuracies, and its variance the mean of theirs / their number.
+    With categories it is the mean of their accuracies. Items of one cluster are dependent.
     """
-    parts: dict[str, list[bool]] = {}
+    parts: dict[str, list[dict[str, Any]]] = {}
     for sample in samples:
-        parts.setdefault(str(sample.get("category", "")), []).append(bool(sample["correct"]))
-    correct = sum(map(sum, parts.values()))
-    shares = {name: sum(part) / len(part) for name, part in parts.items()}
-    value = sum(shares.values()) / len(shares)
-    variance = sum(shares[name] * (1 - shares[name]) / len(part) for name, part in parts.items()) / len(parts) ** 2
-    if len(parts) == 1 or variance == 0:
-        interval, method = wilson_interval(correct, len(samples)), "wilson 95 %"
-    else:
-        half = Z_95 * math.sqrt(variance)
-        interval, method = (max(0.0, value - half), min(1.0, value + half)), "normal 95 %, categories of equal weight"
+        parts.setdefault(str(sample.get("category", "")), []).append(sample)
+    means = {
+        name: mean([bool(row["correct"]) for row in part], [row.get("cluster") for row in part])
+        for name, part in parts.items()
+    }
+    total = average(list(means.values())) if len(means) > 1 else next(iter(means.values()))
     score: dict[str, Any] = {
         "metric": "accuracy",
-        "value": value,
-        "accuracy": value,
-        "stderr": math.sqrt(variance),
-        "interval": list(interval),
-        "interval_method": method,
-        "n": len(samples),
-        "correct": correct,
+        "accuracy": total.value,
+        **total.to_score(),
+        "correct": sum(bool(sample["correct"]) for sample in samples),
         "chance": chance,
-        "verdict": verdict(interval, chance),
+        "verdict": verdict(total.interval or (0.0, 1.0), chance),
     }
     if len(parts) > 1:
-        score["categories"] = {name: {"accuracy": shares[name], "n": len(part)} for name, part in parts.items()}
+        score["categories"] = {name: {"accuracy": part.value, "n": part.n} for name, part in means.items()}
     if all("gold_probability" in sample for sample in samples):
         score["gold_probability"] = sum(sample["gold_probability"] for sample in samples) / len(samples)
         n_bytes = sum(sample["gold_bytes"] for sample in samples)

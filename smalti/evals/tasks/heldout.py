@@ -24,9 +24,9 @@ from smalti.config.eval import EvalConfig
 from smalti.data.tokenizer.tokenizer import Tokenizer, load_tokenizer
 from smalti.data.tokens.reader import TokenSource
 from smalti.evals.bf16 import copy_that_agrees
-from smalti.evals.graders.intervals import bootstrap_ratio
 from smalti.evals.likelihood import Progress, Window, score
 from smalti.evals.results import TaskResult
+from smalti.evals.statistics.intervals import bootstrap_ratio
 from smalti.model.dtypes import DTYPES
 from smalti.serve.engine.engine import Engine
 
@@ -187,7 +187,7 @@ def _result(
         "value": float(bits.sum() / n_bytes.sum()),
         "stderr": spread[0] if spread else None,
         "interval": list(spread[1]) if spread else None,
-        "interval_method": "bootstrap over documents, 95 %",
+        "interval_method": "student's t 95 %, bootstrap over documents",
         "n": len(documents),
         "n_documents": len(documents),
         "n_bytes": int(n_bytes.sum()),

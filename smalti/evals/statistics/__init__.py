@@ -1,0 +1,1 @@
+"""Standard errors, intervals, averages and paired comparisons of scores."""

@@ -1,0 +1,63 @@
+"""Averages of scores: by hand, against a naive version, and their properties."""
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from smalti.base.errors import UserError
+from smalti.evals.statistics.averages import average, macro_mean, rescaled
+from smalti.evals.statistics.intervals import Estimate, mean
+
+
+def score(value: float, stderr: float | None, low: float, high: float) -> Estimate:
+    return Estimate(value, stderr, (low, high), 100, "given")
+
+
+def test_rescaled() -> None:
+    assert rescaled(score(0.4, 0.03, 0.34, 0.46), 0.25) == replace(
+        score(0.2, 0.04, 0.12, 0.28), interval=(pytest.approx(0.12), pytest.approx(0.28)), value=pytest.approx(0.2)
+    )
+    with pytest.raises(UserError, match="chance"):
+        rescaled(score(0.4, 0.03, 0.34, 0.46), 1.0)
+
+
+def test_average_by_hand() -> None:
+    result = average([score(0.2, 0.03, 0.1, 0.3), score(0.6, 0.04, 0.5, 0.8)], [1, 3])
+    assert result.value == pytest.approx(0.25 * 0.2 + 0.75 * 0.6)
+    assert result.stderr == pytest.approx(math.sqrt((0.25 * 0.03) ** 2 + (0.75 * 0.04) ** 2))
+    assert result.interval == pytest.approx((0.5 - math.hypot(0.025, 0.075), 0.5 + math.hypot(0.025, 0.15)))
+    assert result.n == 200
+
+
+def test_an_average_of_one_is_that_score() -> None:
+    for estimate in (mean([1, 0, 1, 1]), mean([1, 0, 1, 1, 0], [0, 0, 1, 2, 2])):
+        result = average([estimate])
+        assert (result.value, result.stderr) == (estimate.value, estimate.stderr)
+        assert result.interval == pytest.approx(estimate.interval)
+
+
+def test_an_average_of_averages_is_that_of_their_scores() -> None:
+    parts = [mean(np.arange(n) < k) for n, k in ((50, 3), (80, 70), (40, 40), (60, 20))]
+    nested = average([average(parts[:2]), average(parts[2:])])
+    assert nested.interval == pytest.approx(average(parts).interval)
+    assert nested.stderr == pytest.approx(average(parts).stderr)
+
+
+def test_a_score_without_an_interval_leaves_the_average_without() -> None:
+    result = average([score(0.2, 0.03, 0.1, 0.3), replace(score(0.6, None, 0, 1), interval=None)])
+    assert (result.value, result.stderr, result.interval) == (0.4, None, None)
+
+
+def test_macro_mean_weights_sub_categories_equally() -> None:
+    values = [1, 1, 0, 0, 0, 0]
+    result = macro_mean(values, ["a", "a", "b", "b", "b", "b"])
+    assert result.value == 0.5
+    assert result == average([mean(values[:2]), mean(values[2:])])
+
+
+@pytest.mark.parametrize("weights", [[], [1.0], [0.0, 0.0], [1.0, -1.0], [1.0, math.inf]])
+def test_weights_that_make_no_average(weights: list[float]) -> None:
+    with pytest.raises(UserError, match="weight"):
+        average([score(0.2, 0.03, 0.1, 0.3)] * 2, weights)
