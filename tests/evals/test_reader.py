@@ -9,13 +9,13 @@ import pytest
 from reading_samples import example, generated, ranked, write_results
 
 from smalti.base.errors import DataError, UserError
-from smalti.evals.statistics.intervals import wilson_interval
 from smalti.evals.reader import flags as flag_list
 from smalti.evals.reader.flags import append, apply_flags, line_of, new_lines, parse_flags, read_flags
 from smalti.evals.reader.order import ordered
 from smalti.evals.reader.reading import Reading, read
 from smalti.evals.reader.samples import Sample, find_folder, paired, read_results
 from smalti.evals.reader.text import harmless, sample_lines
+from smalti.evals.statistics.intervals import wilson_interval
 
 
 @pytest.fixture
@@ -146,8 +146,8 @@ def test_each_flag_has_its_effect_on_the_score(reading: Reading) -> None:
 def test_the_interval_of_bits_per_byte_is_about_that_of_the_bootstrap() -> None:
     import numpy as np
 
-    from smalti.evals.statistics.intervals import bootstrap_ratio
     from smalti.evals.reader.scores import task_scores
+    from smalti.evals.statistics.intervals import bootstrap_ratio
 
     generator = np.random.default_rng(0)
     sizes = generator.integers(200, 2000, 200)

@@ -142,7 +142,7 @@ def _print(results: dict[str, Any]) -> None:
             name,
             score["metric"].replace("_", " "),
             f"{score['value']:.3f}",
-            "{:.3f} to {:.3f}".format(*score["interval"]) if score["interval"] else "(one document)",
+            _interval(score),
             f"{score['n']:,}",
             _baseline(score),
         )
@@ -163,7 +163,7 @@ def _print_gauntlet(gauntlet: dict[str, Any]) -> None:
         (
             name.replace("_", " "),
             f"{mean['value']:.3f}",
-            "{:.3f} to {:.3f}".format(*mean["interval"]),
+            _interval(mean),
             f"{mean['n']}",
             mean.get("partial", ""),
         )
@@ -177,6 +177,10 @@ def _print_gauntlet(gauntlet: dict[str, Any]) -> None:
     for reason in dict.fromkeys(gauntlet["missing"].values()):
         names = [name for name, why in gauntlet["missing"].items() if why == reason]
         print(f"missing: {', '.join(names)}: {reason}")
+
+
+def _interval(score: dict[str, Any]) -> str:
+    return "{:.3f} to {:.3f}".format(*score["interval"]) if score["interval"] else "(n too small)"
 
 
 def _baseline(score: dict[str, Any]) -> str:

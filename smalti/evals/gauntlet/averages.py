@@ -44,8 +44,7 @@ def averages(scores: Mapping[str, Mapping[str, Any]], missing: Mapping[str, str]
         "mode": mode,
         "scores": {name: score.value for name, score in rescaled.items()},
         "categories": {
-            category: _score(mean, counts[category], partial[category])
-            for category, mean in categories.items()
+            category: _score(mean, counts[category], partial[category]) for category, mean in categories.items()
         },
         "core_average": _score(average([categories[category] for category in core]), len(core), without)
         if core

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from smalti.evals.graders.intervals import Z_95
+from smalti.evals.statistics.intervals import Z_95
 from smalti.evals.reader.flags import Flag
 from smalti.evals.reader.samples import Sample
 from smalti.evals.tasks.accuracy import accuracy
@@ -71,7 +71,7 @@ def _accuracy(samples: Sequence[Sample], accepted: frozenset[str] | set[str]) ->
     if not graded:
         return None
     score = accuracy(graded, chance=0.0)
-    return Score(score["value"], score["n"], tuple(score["interval"]))
+    return Score(score["value"], score["n"], tuple(score["interval"]) if score["interval"] else None)
 
 
 def _bits_per_byte(samples: Sequence[Sample]) -> Score | None:

@@ -13,9 +13,9 @@ from smalti.base.rng import derive_key
 from smalti.config.eval import EvalConfig
 from smalti.config.task import TaskConfig
 from smalti.evals.graders.baselines import majority, permuted
-from smalti.evals.statistics.intervals import verdict
 from smalti.evals.likelihood import Progress, Scores, Window, score_greedy
 from smalti.evals.results import TaskResult
+from smalti.evals.statistics.intervals import verdict
 from smalti.evals.tasks.accuracy import accuracy
 from smalti.evals.tasks.generated import generators
 from smalti.evals.tasks.items import Item
