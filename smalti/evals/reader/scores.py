@@ -5,9 +5,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from smalti.evals.statistics.intervals import Z_95
 from smalti.evals.reader.flags import Flag
 from smalti.evals.reader.samples import Sample
+from smalti.evals.statistics.intervals import Z_95
 from smalti.evals.tasks.accuracy import accuracy
 
 
