@@ -13,8 +13,9 @@ from smalti.base.errors import DataError
 from smalti.data.sources.source import Source
 from smalti.data.stream.takedowns import Takedowns
 from smalti.data.tokens import TokenSource
-from smalti.evals.contamination.check import Check, check, questions_of, write
-from smalti.evals.contamination.judge import CLEAN, DIRTY, SHORT_TEXT, Question
+from smalti.evals.contamination.check import Check, check, write
+from smalti.evals.contamination.judge import CLEAN, DIRTY, SHORT_TEXT
+from smalti.evals.contamination.questions import Question, questions_of
 from smalti.evals.contamination.subsets import add_subsets
 from smalti.evals.tasks.items import Item
 
@@ -105,6 +106,16 @@ def test_short_questions(tmp_path):
     assert one(tmp_path / "7", Question(0, words(7)), [words(30)])["status"] == SHORT_TEXT
     assert one(tmp_path / "9", Question(0, words(9)), [words(30)])["status"] == DIRTY
     assert one(tmp_path / "common", Question(0, words(9)), [words(30)] * 11)["status"] == CLEAN
+
+
+def test_a_template_is_not_a_part_of_its_items(tmp_path):
+    template = "Read the question with care, think about it and answer in one word as in this example."
+    questions = [Question(i, f"{template} {words(20, 100 * i)}") for i in range(40)]
+    documents = [f"{words(9, 9000)} {template} {words(9, 9100)}", f"{template} {words(20, 300)}"]
+    result = checked(tmp_path, [*questions, Question(40, f"{template} One two?")], documents)
+    rows = result.judgements["t"].items
+    assert [row["index"] for row in rows if row["status"] == DIRTY] == [3]
+    assert (rows[3]["words"], rows[3]["covered_frac"], rows[40]["status"]) == (20, 1, SHORT_TEXT)
 
 
 def test_a_found_answer_and_a_found_option(tmp_path):

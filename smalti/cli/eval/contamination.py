@@ -14,7 +14,8 @@ if TYPE_CHECKING:
 
     from smalti.config.run import RunConfig
     from smalti.data.tokenizer.tokenizer import Tokenizer
-    from smalti.evals.contamination.judge import Judgement, Question
+    from smalti.evals.contamination.judge import Judgement
+    from smalti.evals.contamination.questions import Question
 
 
 def contamination(
@@ -72,7 +73,7 @@ def _questions(suite: str, overrides: list[str]) -> "tuple[dict[str, list[Questi
     from smalti.cli.eval.run import suite_values
     from smalti.config.eval import EvalConfig
     from smalti.config.load import from_dict
-    from smalti.evals.contamination.check import questions_of
+    from smalti.evals.contamination.questions import questions_of
     from smalti.evals.tasks.find import FileTask, find_tasks
     from smalti.evals.tasks.items import read_items
 

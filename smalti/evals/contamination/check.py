@@ -29,11 +29,9 @@ from smalti.evals.contamination.judge import (
     RARE_DOCUMENTS,
     Document,
     Judgement,
-    Ngrams,
-    Question,
     judge,
 )
-from smalti.evals.tasks.items import Item
+from smalti.evals.contamination.questions import TEMPLATE_FRAC, TEMPLATE_ITEMS, Question, QuestionNgrams
 
 NAME = "contamination.json"
 ITEMS_NAME = "items.jsonl"
@@ -66,27 +64,12 @@ def check(
 
     Documents that are taken down do not count: they are not learned.
     """
-    ngrams = {task: Ngrams.of(task_questions) for task, task_questions in questions.items()}
+    ngrams = {task: QuestionNgrams.of(task_questions) for task, task_questions in questions.items()}
     wanted = np.concatenate([np.empty(0, np.uint64), *(grams.hashes for grams in ngrams.values())])
     search = find_ngrams(wanted, sources, tokenizer, index, progress)
     if takedowns is not None:
         search = _without(search, sources, takedowns)
     return Check({task: judge(grams, search) for task, grams in ngrams.items()}, search)
-
-
-def questions_of(items: Iterable[Item]) -> list[Question]:
-    """Return the texts of each item: the question with its right answer, and its other options or reasoning."""
-    questions = []
-    for item in items:
-        if len(item.contexts) > 1:
-            answer, context, others = item.choices[0], item.contexts[item.gold], item.contexts
-        elif item.choices:
-            answer, context, others = item.choices[item.gold], item.prompt, item.choices
-        else:
-            answer, context, others = item.answers[0], item.prompt, (item.reasoning or "",)
-        rest = tuple(text for text in others if text and text not in (context, answer))
-        questions.append(Question(item.index, f"{context} {answer}", answer, rest, item.id))
-    return questions
 
 
 def write(
@@ -112,6 +95,8 @@ def write(
             "covered_frac": COVERED_FRAC,
             "common_words": COMMON_WORDS,
             "kept_documents": KEPT_DOCUMENTS,
+            "template_items": TEMPLATE_ITEMS,
+            "template_frac": TEMPLATE_FRAC,
         },
     }
     lines = [{"task": task, **item} for task, judgement in result.judgements.items() for item in judgement.items]
