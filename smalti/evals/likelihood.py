@@ -1,12 +1,13 @@
 """Log-likelihood of given tokens: the scoring pass of every likelihood task.
 
-Guarantees: sums over tokens in float64; a row's score does not depend on the rows beside it (padding is to the
-right, behind a causal mask, and is never scored); logits exist for the scored tokens only, a chunk at a time.
+Guarantees: sums over tokens in float64; a window's score does not depend on those beside it, up to rounding (padding is
+to the right, behind a causal mask, and is never scored); inputs that windows beside each other share are computed once;
+logits exist for the scored tokens only, a chunk at a time.
 
 B: rows. T: inputs of a row. W: windows. N: scored tokens. C: those of a chunk. D: hidden size. V: vocabulary.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,6 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from smalti.base.errors import UserError
+from smalti.evals.prefixes import Row, batches_of, can_branch, forward_of, pack, rows_of
 from smalti.model.decoder import Decoder
 
 _CHUNK_LOGITS = 1 << 20
@@ -58,7 +60,7 @@ def score(
     """Nats (negative natural log-likelihood) of each window's scored targets, summed; one number for each window.
 
     Windows of like length share a batch of at most ``batch_tokens`` inputs. ``progress`` is called after each batch
-    with the inputs that the model has read, of all. Raises UserError where a likelihood is not finite.
+    with the inputs of the windows that are done, of all. Raises UserError where a likelihood is not finite.
     """
     return _score(model, windows, batch_tokens, progress, greedy=False).nats
 
@@ -81,10 +83,10 @@ def _score(
     device = next(model.parameters()).device
     done, total = 0, sum(len(window.ids) - 1 for window in windows)
     with torch.inference_mode():
-        for rows in _batches(windows, batch_tokens):
-            batch = [windows[row] for row in rows]
-            nats[rows], missed[rows] = _score_batch(model, batch, device, greedy=greedy).cpu().numpy()
-            done += sum(len(window.ids) - 1 for window in batch)
+        for rows in batches_of(rows_of(windows, branches=can_branch(model)), batch_tokens):
+            numbers, totals_2W = _score_batch(model, windows, rows, device, greedy=greedy)
+            nats[numbers], missed[numbers] = totals_2W.cpu().numpy()
+            done += sum(len(windows[number].ids) - 1 for number in numbers)
             progress(done, total)
     if not np.isfinite(nats).all():
         raise UserError(
@@ -95,50 +97,25 @@ def _score(
     return Scores(nats, n_tokens, missed == 0)
 
 
-def _batches(windows: Sequence[Window], batch_tokens: int) -> Iterator[list[int]]:
-    """Row numbers, longest first, so that padding is small and memory is largest at once.
-
-    Windows with the same inputs (options of one token) are beside each other, and count once.
-    """
-    order = sorted(range(len(windows)), key=lambda row: (-len(windows[row].ids), windows[row].ids[:-1].tobytes()))
-    rows: list[int] = []
-    width = n_inputs = 0
-    for row in order:
-        is_new = not rows or not np.array_equal(windows[row].ids[:-1], windows[rows[-1]].ids[:-1])
-        if rows and is_new and (n_inputs + 1) * width > batch_tokens:
-            yield rows
-            rows, n_inputs = [], 0
-        if not rows:
-            width = len(windows[row].ids) - 1
-        rows.append(row)
-        n_inputs += is_new
-    if rows:
-        yield rows
-
-
-def _score_batch(model: nn.Module, windows: list[Window], device: torch.device, *, greedy: bool) -> Tensor:
-    """Return the nats and the number of missed targets of each window, float64 [2, windows]."""
-    width = max(len(window.ids) for window in windows) - 1
-    inputs: list[NDArray[np.int64]] = []
-    input_row: list[NDArray[np.int64]] = []
-    for row, window in enumerate(windows):
-        if row == 0 or not np.array_equal(window.ids[:-1], windows[row - 1].ids[:-1]):
-            inputs.append(np.pad(window.ids[:-1], (0, width + 1 - len(window.ids))))
-        input_row.append(np.full(len(window.ids) - window.first, len(inputs) - 1))
-    columns = np.concatenate([np.arange(window.first - 1, len(window.ids) - 1) for window in windows])
-    targets = np.concatenate([window.ids[window.first :] for window in windows])
-    window_row = np.repeat(np.arange(len(windows)), [len(window.ids) - window.first for window in windows])
+def _score_batch(
+    model: nn.Module, windows: Sequence[Window], rows: Sequence[Row], device: torch.device, *, greedy: bool
+) -> tuple[list[int], Tensor]:
+    """Return the windows' numbers, and the nats and the number of missed targets of each, float64 [2, windows]."""
+    numbers = [number for row in rows for number in row.numbers]
+    batch = pack(windows, rows)
+    targets = np.concatenate([windows[number].ids[windows[number].first :] for number in numbers])
+    sizes = [len(windows[number].ids) - windows[number].first for number in numbers]
     row_N, column_N, targets_N, window_N = (
-        torch.from_numpy(array).to(device) for array in (np.concatenate(input_row), columns, targets, window_row)
+        torch.from_numpy(array).to(device)
+        for array in (batch.row_N, batch.column_N, targets, np.repeat(np.arange(len(numbers)), sizes))
     )
 
     def head(hidden_BTD: Tensor, weight_VD: Tensor) -> Tensor:
         scores_2N = _token_scores(hidden_BTD[row_N, column_N], weight_VD, targets_N, logits_of(model), greedy)
-        totals_2W = torch.zeros(2, len(windows), dtype=torch.float64, device=device)
+        totals_2W = torch.zeros(2, len(numbers), dtype=torch.float64, device=device)
         return totals_2W.index_add_(1, window_N, scores_2N.double())
 
-    value: Tensor = model(torch.from_numpy(np.stack(inputs)).to(device), head=head).value
-    return value
+    return numbers, forward_of(model, rows, batch, device, head)
 
 
 def logits_of(model: nn.Module) -> Callable[[Tensor, Tensor], Tensor]:
