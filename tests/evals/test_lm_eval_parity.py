@@ -1,0 +1,155 @@
+"""lm-evaluation-harness's `hf` backend gives the same likelihoods and accuracies on ten of the Gauntlet's files.
+
+It gets the strings of mode ``fixed``: head and context, and the continuation. Where a tokenizer's own template has no
+begin token, its text is in front of them. Runs where the environment `lm-eval` of tools/peers.py is installed;
+`make prove lm_eval` installs it and takes all rows, and the model that `smalti demo` exports.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import peers
+import pytest
+from conftest import PROVE
+from tiny_models import llama_config, tiny_model
+from tiny_runs import tiny_run
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+
+from smalti.distributed.checkpoint.export import export
+from smalti.evals.gauntlet.files import path_of
+from smalti.evals.gauntlet.table import BY_NAME
+from smalti.evals.likelihood import Scores, score_greedy
+from smalti.evals.tasks.items import read_items
+from smalti.evals.tasks.prompts import Prompt, make_prompts
+from smalti.evals.tasks.windows import option_windows
+from smalti.model.huggingface import Companions, LanguageModel, save
+from smalti.serve.engine.engine import Engine
+
+ROOT = Path(__file__).parents[2]
+DATA = ROOT.parent / "shared/gauntlet"
+TASKS = (
+    *("arc_easy", "arc_challenge", "piqa", "copa", "openbook_qa", "boolq", "commonsense_qa", "winogrande"),
+    *("lambada_openai", "bigbench_operators"),
+)
+SEQ_LEN = 4096
+"""Longer than every prompt, and than the models' own context, which changes nothing in what is compared."""
+
+pytestmark = [
+    pytest.mark.exhaustive,
+    pytest.mark.skipif(not DATA.is_dir(), reason="the Gauntlet's files are not here"),
+    pytest.mark.skipif(
+        not PROVE and not (peers.ENVIRONMENTS / "lm-eval/installed").is_file(), reason="installs lm-eval's hf backend"
+    ),
+]
+
+
+def demo_export(folder: Path) -> Path:
+    """The export of a run; under `make prove` that of `smalti demo`."""
+    if not PROVE:
+        run = tiny_run(folder)
+        return Path(export(run))
+    command = [sys.executable, "-m", "smalti", "demo", "--minutes", "0.5"]
+    subprocess.run(command, cwd=folder, check=True, capture_output=True)
+    return folder / "runs/demo/export"
+
+
+def random_llama(folder: Path) -> Path:
+    """Random weights, and a tokenizer as Llama 2 has it: words begin with a mark, the template has a begin token."""
+    tokenizer = Tokenizer(models.BPE(unk_token="<unk>", byte_fallback=True))
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
+    tokenizer.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Metaspace()])
+    special = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256))]
+    trainer = trainers.BpeTrainer(vocab_size=2000, special_tokens=special, show_progress=False)
+    texts = [path.read_text() for path in sorted((ROOT / "docs").rglob("*.md"))]
+    tokenizer.train_from_iterator(texts, trainer)
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="<s> $A", pair="<s> $A $B", special_tokens=[("<s>", 1)]
+    )
+    config = llama_config(vocab_size=2000, context=SEQ_LEN)
+    tokens = {"bos_token_id": 1, "eos_token_id": 2}
+    save(LanguageModel(tiny_model(config), Companions(tokens)), folder)
+    tokenizer.save(str(folder / "tokenizer.json"))
+    names = {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "</s>", "unk_token": "<unk>"}
+    settings = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
+    (folder / "tokenizer_config.json").write_text(json.dumps(names | settings))
+    return folder
+
+
+def prompts_of(name: str, limit: int | None) -> list[Prompt]:
+    benchmark = BY_NAME[name]
+    path = path_of(benchmark, str(DATA))
+    assert path is not None
+    task = benchmark.task(path)
+    return make_prompts(task, read_items(task), mode="fixed", limit=limit)
+
+
+def harness_scores(folder: Path, pairs: list[tuple[str, str]], work: Path) -> Scores:
+    """What lm-eval gives for pairs of context and continuation."""
+    job = {"folder": str(folder), "batch_size": 16, "max_length": SEQ_LEN, "threads": 2}
+    # In float32 its sum over an answer of 3,600 nats is itself 1.4e-4 off.
+    job |= {"softmax_dtype": "float64", "pairs": str(work / "pairs.json"), "answers": str(work / "answers.json")}
+    (work / "pairs.json").write_text(json.dumps(pairs))
+    (work / "job.json").write_text(json.dumps(job))
+    command = [peers.python_of("lm-eval"), ROOT / "bench/peers/lm_eval_hf.py", work / "job.json"]
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    done = subprocess.run(command, env=environment, input="\n", capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    answers = json.loads((work / "answers.json").read_text())
+    log_likelihoods, greedy = zip(*answers, strict=True)
+    return Scores(-np.array(log_likelihoods), np.zeros(len(answers), np.int64), np.array(greedy))
+
+
+def rights(prompts: list[Prompt], scores: Scores, n_tokens: np.ndarray, rule: str) -> list[bool]:
+    """Whether each item is right by a rule of ours (per token), or of lm-eval (acc: sum, acc_norm: per character)."""
+    right, start = [], 0
+    for prompt in prompts:
+        options = [text for _ in prompt.contexts for text in prompt.continuations]
+        part = slice(start, start + len(options))
+        sizes = {"per token": n_tokens[part], "acc": 1, "acc_norm": np.array([len(text.strip()) for text in options])}
+        ranks = scores.nats[part] / sizes[rule]
+        right.append(bool(scores.greedy[start]) if len(options) == 1 else int(ranks.argmin()) == prompt.item.gold)
+        start = part.stop
+    return right
+
+
+@pytest.mark.parametrize("model", ["demo", "llama"])
+def test_lm_eval_gives_the_same_likelihoods_and_accuracies(model: str, tmp_path: Path, proof, record) -> None:
+    limit = proof(short=4, full=0) or None
+    folder = demo_export(tmp_path) if model == "demo" else random_llama(tmp_path)
+    engine = Engine.from_folder(folder, device="cpu")
+    begin = "" if engine.tokenizer.template_ids else engine.tokenizer.eod_token
+    prompts = {name: prompts_of(name, limit) for name in TASKS}
+    windows: list[Any] = []
+    pairs: list[tuple[str, str]] = []
+    ends: dict[str, slice] = {}
+    for name, of_task in prompts.items():
+        start = len(pairs)
+        for prompt in of_task:
+            options, cut = option_windows(engine, prompt, SEQ_LEN, "fixed")
+            assert not cut
+            windows += options
+            pairs += [
+                (begin + prompt.head + context, text) for context in prompt.contexts for text in prompt.continuations
+            ]
+        ends[name] = slice(start, len(pairs))
+    ours, theirs = score_greedy(engine.model, windows), harness_scores(folder, pairs, tmp_path)
+    assert np.abs(ours.nats - theirs.nats).max() < 1e-4
+    figures: dict[str, Any] = {}
+    for name, part in ends.items():
+        of_both = [Scores(one.nats[part], one.n_tokens[part], one.greedy[part]) for one in (ours, theirs)]
+        assert np.array_equal(of_both[0].greedy, of_both[1].greedy), name
+        figures[name] = {
+            "items": len(prompts[name]),
+            "requests": part.stop - part.start,
+            "largest_difference_nats": float(np.abs(of_both[0].nats - of_both[1].nats).max()),
+        }
+        for rule in ("per token", "acc", "acc_norm"):
+            mine, other = (rights(prompts[name], one, of_both[0].n_tokens, rule) for one in of_both)
+            assert mine == other, (name, rule)
+            figures[name][f"accuracy, {rule}"] = sum(mine) / len(mine)
+    record(f"lm_eval-{model}", {"peer": "lm-eval==0.4.13, hf backend, fp32, CPU", "mode": "fixed", "tasks": figures})
