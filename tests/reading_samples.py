@@ -52,7 +52,7 @@ def write_results(folder: Path, tasks: dict[str, list[dict[str, Any]]], *, suite
 
 
 def example(folder: Path, *, shift: int = 0) -> Path:
-    """Write 30 ranked items, 6 generated ones, 8 in two categories and 3 documents.
+    """Write 30 ranked items, 6 generated ones, 40 in two categories, 4 of the Gauntlet and 12 documents.
 
     ``shift`` changes what the model answers.
     """
@@ -66,9 +66,10 @@ def example(folder: Path, *, shift: int = 0) -> Path:
         generated(5, "six", "6"),
     ]
     topics = [
-        ranked(index, index % 2, 0.6) | {"category": "ab"[index > 3], "cluster": index // 2} for index in range(8)
+        ranked(index, index * 7 % 11 % 2, 0.6) | {"category": "ab"[index > 19], "cluster": index // 4}
+        for index in range(40)
     ]
-    texts = [document(index, 70.0 + 10 * index + shift) for index in range(3)]
-    return write_results(
-        folder, {"colours": colours, "numbers": numbers, "topics": topics, "heldout/prose": texts}, step=5
-    )
+    copa = [ranked(index, index % 2, 0.3) for index in range(4)]
+    texts = [document(index, 70.0 + index * 37 % 50 + shift) for index in range(12)]
+    tasks = {"colours": colours, "numbers": numbers, "topics": topics, "copa": copa, "heldout/prose": texts}
+    return write_results(folder, tasks, step=5, gauntlet={"mode": "fixed", "missing": {}, "scores": {"copa": 0.0}})

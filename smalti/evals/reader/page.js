@@ -91,8 +91,18 @@ function taskScores(task, side) {
     remaining.push(counts ? { ...item, correct: true } : item);
   }
   const before = data.scores[side][task];
-  if (!before) return null;
   return { before, after: excluded || accepted ? scoreAfter(before, all, remaining) : before, excluded, accepted };
+}
+
+function allScores(side) {
+  const scores = new Map();
+  for (const [name, before] of Object.entries(data.scores[side])) {
+    if (rowsOf.has(name)) { scores.set(name, taskScores(name, side)); continue; }
+    const members = Object.keys(before.weights).map(task => scores.get(task));
+    const [excluded, accepted] = ["excluded", "accepted"].map(effect => sum(members.map(each => each[effect])));
+    scores.set(name, { before, after: excluded || accepted ? averageAfter(before, scores) : before, excluded, accepted });
+  }
+  return scores;
 }
 
 const rowsOf = new Map();
@@ -107,8 +117,9 @@ const columns = ["task", ...(two ? ["model"] : []), "metric", "before", "95 % in
 
 function showScores() {
   const lines = [], chosen = [];
-  for (const task of rowsOf.keys()) for (let side = 0; side < data.names.length; side += 1) {
-    const score = taskScores(task, side);
+  const tables = data.names.map((_, side) => allScores(side));
+  for (const task of new Set(tables.flatMap(table => [...table.keys()]))) for (let side = 0; side < data.names.length; side += 1) {
+    const score = tables[side].get(task);
     if (!score) continue;
     const metric = score.before.metric.replaceAll("_", " ");
     const short = each => each ? `${number(each.value)} (n ${each.n.toLocaleString("en-US")})` : "-";
@@ -119,7 +130,7 @@ function showScores() {
       [each ? number(each.value) : "-", late ? "n" + moved : "n"], [range(each), "n"],
       [each ? each.n.toLocaleString("en-US") : "0", "n"]]);
     const cells = [[task, "k"], ...(two ? [[data.names[side], "k"]] : []), [metric, ""], ...sides, [effect.join(", ") || "-", ""]];
-    lines.push(node("tr", { class: task === state.task ? "on" : "", onclick: () => set({ task: task === state.task ? "" : task }) },
+    lines.push(node("tr", { class: task === state.task ? "on" : "", onclick: () => rowsOf.has(task) && set({ task: task === state.task ? "" : task }) },
       ...cells.map(([text, kind], index) => node("td", { class: kind, "data-of": columns[index] }, text))));
   }
   at("scores").tBodies[0].replaceChildren(...lines);
@@ -370,7 +381,7 @@ options("task", [["", `all (${total})`], ...[...rowsOf].map(([task, rows]) => [t
 for (const [id, table] of [["show", shows], ["flag", flagFilters], ["sort", sorts]]) options(id, Object.entries(table).map(([value, [text]]) => [value, text]));
 let waiting = 0;
 at("q").addEventListener("input", event => { clearTimeout(waiting); waiting = setTimeout(() => set({ q: event.target.value }), 120); });
-at("q").addEventListener("change", event => set({ q: event.target.value }));
+at("q").addEventListener("change", event => clearTimeout(waiting) || set({ q: event.target.value }));
 at("list").addEventListener("scroll", () => requestAnimationFrame(showRows));
 addEventListener("resize", showRows);
 addEventListener("hashchange", readAddress);

@@ -5,7 +5,6 @@ The samples are JSON in a script element that no browser runs, and ``page.js`` w
 
 import json
 import shlex
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -51,7 +50,10 @@ def _data(reading: Reading, order: str) -> dict[str, Any]:
             "line_version": VERSION,
         },
         "scores": [
-            {score.task: {"metric": score.metric, **asdict(score.before)} for score in scores}
+            {
+                score.task: {"metric": score.metric, "weights": score.weights, **score.before.to_score()}
+                for score in scores
+            }
             for scores in (reading.scores, reading.other_scores)
         ],
         "samples": [_sample(reading, sample) for sample in samples],

@@ -38,14 +38,23 @@ class Reading:
 
     @cached_property
     def scores(self) -> list[TaskScores]:
-        """The scores of the model."""
-        return task_scores(self.results.samples, self.applied.flags)
+        """The scores of the model, averages of the Gauntlet last."""
+        return self._scores(self.results, self.results.samples)
 
     @cached_property
     def other_scores(self) -> list[TaskScores]:
         """The scores of the second model, on the items that both have."""
         others = [sample.other for sample in self.results.samples if sample.other is not None]
-        return task_scores(others, self.applied.flags)
+        return [] if self.other is None else self._scores(self.other, others)
+
+    def _scores(self, results: Results, samples: Sequence[Sample]) -> list[TaskScores]:
+        scores = task_scores(samples, self.applied.flags)
+        gauntlet = results.about.get("gauntlet")
+        if gauntlet is None or not gauntlet["scores"].keys() <= {score.task for score in scores}:
+            return scores  # without some benchmarks, as with --task, there is no average
+        from smalti.evals.reader.averages import average_scores
+
+        return [*scores, *average_scores(gauntlet, [score for score in scores if score.task in gauntlet["scores"]])]
 
     def with_lines(self, lines: Sequence[Line]) -> "Reading":
         """Return the same with more lines at the end of the list."""

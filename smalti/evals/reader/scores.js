@@ -34,6 +34,16 @@ function bitsPerByte(items) {
   return { n: total ? n : 0, value, error: n > 1 ? Math.sqrt(n / (n - 1) * squares) / total : 0, interval: null };
 }
 
+// An average after the flags: the differences of its tasks by their weights; the distances to both ends of their intervals
+// are propagated, as in statistics/averages.py. `before`: {value, interval, weights}.
+function averageAfter(before, tasks) {
+  const members = Object.entries(before.weights).map(([task, weight]) => ({ weight, old: tasks.get(task).before, score: tasks.get(task).after || tasks.get(task).before }));
+  const value = before.value + sum(members.map(({ weight, old, score }) => weight * (score.value - old.value)));
+  if (!members.every(({ score }) => score.interval)) return { ...before, value, interval: null };
+  const reach = end => Math.hypot(...members.map(({ weight, score }) => weight * (score.interval[end] - score.value)));
+  return { ...before, value, interval: [value - reach(0), value + reach(1)] };
+}
+
 // The score of the remaining items; `before`: {metric, value, n, interval} of all items, from Python.
 function scoreAfter(before, all, remaining) {
   const score = before.metric === "accuracy" ? accuracy : bitsPerByte, after = score(remaining);

@@ -2,22 +2,17 @@
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, field
 from typing import Any
+
+import numpy as np
 
 from smalti.evals.reader.flags import Flag
 from smalti.evals.reader.samples import Sample
-from smalti.evals.statistics.intervals import Z_95
+from smalti.evals.statistics.clusters import ratio_of_sums
+from smalti.evals.statistics.intervals import Estimate
+from smalti.evals.statistics.student import quantile
 from smalti.evals.tasks.accuracy import accuracy
-
-
-@dataclass(frozen=True)
-class Score:
-    """A value with its n and interval."""
-
-    value: float
-    n: int
-    interval: tuple[float, float] | None
 
 
 @dataclass(frozen=True)
@@ -26,15 +21,18 @@ class TaskScores:
 
     task: str
     metric: str
-    before: Score
-    after: Score | None
+    before: Estimate
+    after: Estimate | None
     excluded: int
     accepted: int
     """Wrong answers that count as correct after the flags."""
+    weights: Mapping[str, float] = field(default_factory=dict)
+    """Of an average: task -> how much it grows with the task's value."""
 
     def to_json(self) -> dict[str, Any]:
         """Return JSON values."""
-        return asdict(self)
+        sides = {"before": self.before.to_score(), "after": self.after and self.after.to_score()}
+        return {"task": self.task, "metric": self.metric, **sides, "excluded": self.excluded, "accepted": self.accepted}
 
 
 def task_scores(samples: Iterable[Sample], flags: Mapping[str, Flag]) -> list[TaskScores]:
@@ -62,7 +60,7 @@ def _scores(task: str, samples: Sequence[Sample], flags: Mapping[str, Flag]) -> 
     return TaskScores(task, metric, before, after, len(samples) - len(remaining), len(accepted))
 
 
-def _accuracy(samples: Sequence[Sample], accepted: frozenset[str] | set[str]) -> Score | None:
+def _accuracy(samples: Sequence[Sample], accepted: frozenset[str] | set[str]) -> Estimate | None:
     graded = [
         {"correct": sample.correct or sample.name in accepted, "category": sample.category, "cluster": sample.cluster}
         for sample in samples
@@ -70,26 +68,23 @@ def _accuracy(samples: Sequence[Sample], accepted: frozenset[str] | set[str]) ->
     ]
     if not graded:
         return None
-    score = accuracy(graded, chance=0.0)
-    return Score(score["value"], score["n"], tuple(score["interval"]) if score["interval"] else None)
+    return Estimate.from_score(accuracy(graded, chance=0.0))
 
 
-def _bits_per_byte(samples: Sequence[Sample]) -> Score | None:
-    """Return the bits of all documents over their bytes, with the standard error of a ratio of sums.
+def _bits_per_byte(samples: Sequence[Sample]) -> Estimate | None:
+    """Return the bits of all documents over their bytes, with Student's t at the standard error of a ratio of sums.
 
-    stderr^2 = n / (n - 1) * sum((bits_i - value * bytes_i)^2) / (sum bytes)^2 (W. G. Cochran, Sampling Techniques,
-    1977, chapter 6). The bootstrap of ``smalti eval run`` gives about the same, and the page can compute this one.
+    The bootstrap of ``smalti eval run`` gives about the same.
     """
-    sizes = [
-        (sample.nats / math.log(2), sample.n_bytes)
-        for sample in samples
-        if sample.nats is not None and sample.n_bytes is not None
-    ]
-    n, total = len(sizes), sum(n_bytes for _, n_bytes in sizes)
-    if not total:
+    documents = [sample for sample in samples if sample.nats is not None and sample.n_bytes is not None]
+    bits = np.array([sample.nats for sample in documents], dtype=np.float64) / math.log(2)
+    sizes = np.array([sample.n_bytes for sample in documents], dtype=np.float64)
+    if not sizes.sum():
         return None
-    value = sum(bits for bits, _ in sizes) / total
-    if n == 1:
-        return Score(value, n, None)
-    half = Z_95 * math.sqrt(n / (n - 1) * sum((bits - value * size) ** 2 for bits, size in sizes)) / total
-    return Score(value, n, (value - half, value + half))
+    if np.count_nonzero(sizes) < 2:
+        return Estimate(float(bits.sum() / sizes.sum()), None, None, len(documents), "none: one document")
+    ratio = ratio_of_sums(bits, sizes)
+    stderr = math.sqrt(ratio.variance)
+    half = quantile(0.975, ratio.df) * stderr
+    ends = (ratio.value - half, ratio.value + half)
+    return Estimate(ratio.value, stderr, ends, len(documents), "student's t 95 %", df=ratio.df)

@@ -6,7 +6,8 @@ from collections.abc import Iterator, Sequence
 
 from smalti.evals.reader.flags import Flag
 from smalti.evals.reader.samples import Sample
-from smalti.evals.reader.scores import Score, TaskScores
+from smalti.evals.reader.scores import TaskScores
+from smalti.evals.statistics.intervals import Estimate
 
 _CONTROLS = re.compile(
     "[\x00-\x09\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff\ud800-\udfff\U000e0000-\U000e007f]"
@@ -68,7 +69,7 @@ def _effect(score: TaskScores) -> str:
     return ", ".join(f"{count} {what}" for count, what in effects if count)
 
 
-def _score(score: Score | None) -> tuple[str, str, str]:
+def _score(score: Estimate | None) -> tuple[str, str, str]:
     if score is None:
         return "-", "-", "0"
     spread = "-" if score.interval is None else "{:.3f} to {:.3f}".format(*score.interval)
