@@ -71,7 +71,7 @@ def lint_results(tasks: Mapping[str, Mapping[str, Any]], file: str) -> list[Find
     """Check the scores of a results file: tasks that all models solve, or that this one does not begin to."""
     findings = []
     for name, score in tasks.items():
-        if score.get("metric") != "accuracy":
+        if score.get("metric") != "accuracy" or not score["interval"]:
             continue
         low, high = score["interval"]
         if low > 0.95:

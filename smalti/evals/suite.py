@@ -129,10 +129,13 @@ def _file_part(task: FileTask, engine: Engine, config: EvalConfig, seq_len: int)
     """Return the function that runs a task of a file, whose rows are read here, before anything is scored."""
     run_task = generation.run if task.config.kind == "generation" else ranked.run
     items = read_items(task.config)
-    file = {"file": task.config.file, "sha256": hashlib.sha256(store.read_bytes(task.config.file)).hexdigest()}
+    about = {
+        "task": task.config.model_dump(mode="json", exclude_defaults=True),
+        "sha256": hashlib.sha256(store.read_bytes(task.config.file)).hexdigest(),
+    }
 
-    def run_and_name_file(progress: Progress) -> TaskResult:
+    def run_and_describe(progress: Progress) -> TaskResult:
         result = run_task(task.name, task.config, items, engine, config, seq_len, progress)
-        return TaskResult(result.name, {**result.score, **file}, result.samples)
+        return TaskResult(result.name, {**result.score, **about}, result.samples)
 
-    return run_and_name_file
+    return run_and_describe

@@ -198,6 +198,14 @@ def test_the_reader_shows_what_was_asked_and_the_same_scores(engine: Engine, tmp
         )
 
 
+def test_one_cluster_has_no_interval(engine: Engine, tmp_path: Path) -> None:
+    rows = [{"query": f"q{i}", "choices": ["a", "b"], "gold": 0, "passage": "one"} for i in range(6)]
+    task = TaskConfig(kind="choice", file=_write(tmp_path / "t.jsonl", rows), columns={"cluster": "passage"})
+    score = suite.run(engine, EvalConfig(tasks=[task]))["tasks"]["t"]
+    assert (score["interval"], score["verdict"]) == (None, "not above chance")
+    assert score["task"] == {"kind": "choice", "file": task.file, "columns": {"cluster": "passage"}}
+
+
 def test_long_prompts_lose_their_start(engine: Engine, tmp_path: Path) -> None:
     task = TaskConfig(kind="choice", file=_choices(tmp_path / "t.jsonl"), shots=5)
     score = suite.run(engine, EvalConfig(tasks=[task], seq_len=40, limit=3))["tasks"]["t"]

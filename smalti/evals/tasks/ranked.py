@@ -96,7 +96,7 @@ def run(
             [question.item.gold for question in questions],
             [sample["choice"] for sample in samples],
         )
-        score["verdict"] = verdict(score["interval"], max(chance, score["permuted"]))
+        score["verdict"] = verdict(score["interval"] or (0.0, 1.0), max(chance, score["permuted"]))
     cut_frac = sum(question.cut for question in questions) / len(samples)
     return TaskResult(name, {**score, "shots": task.shots, "mode": mode, "cut_frac": cut_frac}, samples)
 
