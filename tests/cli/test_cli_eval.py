@@ -162,6 +162,12 @@ def test_contamination_of_a_run(
     again = json.loads(capsys.readouterr().out)
     assert (again["scanned_tokens"], again["tasks"]["task"]["dirty"]) == (0, 1)
     assert again["scores"]["task"]["contamination"]["clean"]["n"] == 1
+    with Path("task.jsonl").open("a") as file:
+        file.write(json.dumps(rows[0]))
+    assert smalti([*command, "--results", str(results.parent)]) == 2
+    assert "has no accuracy of these files" in capsys.readouterr().err
+    assert smalti([*command, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["results"] is None
     assert smalti(["eval", "contamination", str(run)]) == 2
     assert "has no task of a file" in capsys.readouterr().err
     assert smalti(["eval", "contamination", str(tmp_path), "tasks=[task.yaml]"]) == 2

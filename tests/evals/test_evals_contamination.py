@@ -16,7 +16,7 @@ from smalti.data.tokens import TokenSource
 from smalti.evals.contamination.check import Check, check, write
 from smalti.evals.contamination.judge import CLEAN, DIRTY, SHORT_TEXT
 from smalti.evals.contamination.questions import Question, questions_of
-from smalti.evals.contamination.subsets import add_subsets
+from smalti.evals.contamination.subsets import add_subsets, newest, tasks_of
 from smalti.evals.tasks.items import Item
 
 TOKENIZER = tiny_tokenizer()
@@ -144,8 +144,8 @@ def test_what_is_written(tmp_path):
     documents = {"web": ["nothing", words(30)], "code": [words(30), "else"]}
     opened = sources(tmp_path, documents)
     result = check({"t": [Question(0, words(30)), Question(1, words(20, 50))]}, opened, TOKENIZER, tmp_path / "index")
-    record = write(result, opened, tmp_path / "out", documents=tmp_path / "listed.jsonl")
-    assert record["tasks"] == {"t": {"n": 2, "clean": 1, "dirty": 1, "short": 0}}
+    record = write(result, opened, tmp_path / "out", documents=tmp_path / "listed.jsonl", digests={"t": "ab"})
+    assert record["tasks"] == {"t": {"n": 2, "clean": 1, "dirty": 1, "short": 0, "sha256": "ab"}}
     folder = Path(record["folder"])
     assert json.loads((folder / "contamination.json").read_text())["n_documents"] == 2
     assert [json.loads(line)["status"] for line in (folder / "items.jsonl").read_text().splitlines()] == [DIRTY, CLEAN]
@@ -157,20 +157,25 @@ def test_what_is_written(tmp_path):
 
 def test_scores_of_clean_and_dirty_items(tmp_path):
     result = checked(tmp_path, [Question(0, words(30), id="a"), Question(1, words(30, 99), id="b")], [words(30)])
-    results = {"tasks": {"t": {"accuracy": 0.5, "chance": 0.25}, "other": {"metric": "bits_per_byte"}}}
+    folder = tmp_path / "suite" / "time"
+    folder.mkdir(parents=True)
+    results = {"tasks": {"t": {"accuracy": 0.5, "chance": 0.25, "sha256": "ab"}, "other": {"metric": "bits_per_byte"}}}
     samples = [{"task": "t", "index": i, "id": name, "correct": i == 0} for i, name in enumerate("ab")]
-    (tmp_path / "results.json").write_text(json.dumps(results))
-    (tmp_path / "samples.jsonl").write_text("".join(json.dumps(sample) + "\n" for sample in samples))
-    add_subsets(tmp_path, result.judgements, "where")
-    score = json.loads((tmp_path / "results.json").read_text())["tasks"]["t"]
+    (folder / "results.json").write_text(json.dumps(results))
+    (folder / "samples.jsonl").write_text("".join(json.dumps(sample) + "\n" for sample in samples))
+    assert tasks_of(folder, {"t": "ab", "other": "ab"}) == ["t"]
+    assert newest(folder.parent, {"t": "ab"}) == folder
+    assert newest(folder.parent, {"t": "cd"}) is None
+    add_subsets(folder, result.judgements, "where")
+    score = json.loads((folder / "results.json").read_text())["tasks"]["t"]
     assert score["accuracy"] == 0.5
     subsets = score["contamination"]
     assert (subsets["dirty"]["accuracy"], subsets["clean"]["accuracy"], subsets["short"]) == (1, 0, {"n": 0})
     assert subsets["clean"]["n"] == 1
     assert subsets["path"] == "where"
-    (tmp_path / "samples.jsonl").write_text(json.dumps({"task": "t", "index": 0, "id": "other", "correct": True}))
+    (folder / "samples.jsonl").write_text(json.dumps({"task": "t", "index": 0, "id": "other", "correct": True}))
     with pytest.raises(DataError, match="not the one that was checked"):
-        add_subsets(tmp_path, result.judgements, "where")
+        add_subsets(folder, result.judgements, "where")
 
 
 def test_coverage_equals_brute_force(tmp_path):

@@ -13,8 +13,9 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from smalti.config.run import RunConfig
+    from smalti.data.sources.source import Source
     from smalti.data.tokenizer.tokenizer import Tokenizer
-    from smalti.evals.contamination.judge import Judgement
+    from smalti.evals.contamination.check import Check
     from smalti.evals.contamination.questions import Question
 
 
@@ -27,7 +28,7 @@ def contamination(
         typer.Option(
             metavar="FOLDER",
             help="Evaluation (RUN/evals/SUITE/TIME) to whose results.json the scores of clean and dirty items are "
-            "added; absent: the newest of the suite, if there is one.",
+            "added; absent: the newest of the suite with the same files, if there is one.",
         ),
     ] = None,
     documents: Annotated[
@@ -46,30 +47,45 @@ def contamination(
     documents.jsonl for data.takedowns, and for drop_documents of 'smalti data curate'. All items of a file are checked,
     whatever the limit. Token files are searched once for the same items: the index has the result.
     """
+    from smalti.base.errors import UserError
     from smalti.cli.extras import need
-    from smalti.evals.contamination.subsets import add_subsets
+    from smalti.evals.contamination.check import write
+    from smalti.evals.contamination.subsets import add_subsets, newest, tasks_of
     from smalti.track.run import no_run, resolve
 
     need("data", "smalti eval contamination", "pyarrow", "daft", "tokenizers")
-    questions, skipped = _questions(suite, overrides or [])
+    questions, digests, skipped = _questions(suite, overrides or [])
     folder = resolve(run).absolute()
     if not (folder / "config.yaml").is_file():
         raise no_run(run)
     output = folder / "evals" / "contamination"
-    evaluation = Path(results).absolute() if results else _newest(folder / "evals" / suite)
+    evaluation = Path(results).absolute() if results else newest(folder / "evals" / suite, digests)
+    evaluated = tasks_of(evaluation, digests) if evaluation else []
+    if results and not evaluated:
+        raise UserError(
+            f"{results} has no accuracy of these files: {', '.join(digests)}",
+            allowed="an evaluation of the files that are checked",
+            hint="evaluate again: smalti eval run",
+        )
     paths = [Path(path).absolute() if path else None for path in (index, documents)]
-    record, judgements = _check(folder, questions, output, paths[0] or output / "index", paths[1])
-    scores = add_subsets(evaluation, judgements, record["folder"]) if evaluation else {}
-    record |= {"not_checked": skipped, "results": str(evaluation) if scores else None}
+    result, sources = _check(folder, questions, paths[0] or output / "index")
+    record = write(result, sources, output, documents=paths[1], digests=digests)
+    scores = {}
+    if evaluation:
+        judgements = {task: result.judgements[task] for task in evaluated}
+        scores = add_subsets(evaluation, judgements, record["folder"])
+    record |= {"not_checked": skipped, "results": str(evaluation) if evaluation else None}
     if as_json:
         print_json({**record, "scores": scores})
     else:
         _print(record, scores)
 
 
-def _questions(suite: str, overrides: list[str]) -> "tuple[dict[str, list[Question]], list[str]]":
-    """Return the questions of each task of a file, and the names of the other tasks."""
+def _questions(suite: str, overrides: list[str]) -> "tuple[dict[str, list[Question]], dict[str, str], list[str]]":
+    """Return the questions and the SHA-256 of each task of a file, and the names of the other tasks."""
+    from smalti.base import store
     from smalti.base.errors import UserError
+    from smalti.base.hashing import sha256_bytes
     from smalti.cli.eval.run import suite_values
     from smalti.config.eval import EvalConfig
     from smalti.config.load import from_dict
@@ -79,7 +95,9 @@ def _questions(suite: str, overrides: list[str]) -> "tuple[dict[str, list[Questi
 
     config = from_dict(EvalConfig, suite_values(suite), f"suite {suite}", overrides).config
     tasks = find_tasks(config)
-    questions = {task.name: questions_of(read_items(task.config)) for task in tasks if isinstance(task, FileTask)}
+    files = {task.name: task.config for task in tasks if isinstance(task, FileTask)}
+    questions = {name: questions_of(read_items(task)) for name, task in files.items()}
+    digests = {name: sha256_bytes(store.read_bytes(task.file)) for name, task in files.items()}
     others = [task for task in tasks if isinstance(task, str)]
     if not questions:
         raise UserError(
@@ -87,18 +105,16 @@ def _questions(suite: str, overrides: list[str]) -> "tuple[dict[str, list[Questi
             allowed="tasks whose items are in a file",
             hint="name some: 'tasks=[my_task.yaml]'",
         )
-    return questions, others
+    return questions, digests, others
 
 
-def _check(
-    folder: Path, questions: "dict[str, list[Question]]", output: Path, index: Path, documents: Path | None
-) -> "tuple[dict[str, Any], Mapping[str, Judgement]]":
-    """Check and write; returns the record, and the result for each task."""
+def _check(folder: Path, questions: "dict[str, list[Question]]", index: Path) -> "tuple[Check, Mapping[str, Source]]":
+    """Check the run in ``folder``; returns the result and the run's sources."""
     from contextlib import ExitStack
 
     from smalti.cli.working_directory import enter, load_run
     from smalti.data.stream.open import open_sources, read_indexes, takedowns_of
-    from smalti.evals.contamination.check import check, write
+    from smalti.evals.contamination.check import check
 
     recipe, _ = enter(str(folder), [])
     config = load_run(recipe).config
@@ -117,7 +133,7 @@ def _check(
                 takedowns=takedowns_of(indexes),
                 progress=progress,
             )
-        return write(result, opened.sources, output, documents=documents), result.judgements
+        return result, opened.sources
 
 
 def _tokenizer(folder: Path, config: "RunConfig", digest: str | None) -> "Tokenizer":
@@ -132,11 +148,6 @@ def _tokenizer(folder: Path, config: "RunConfig", digest: str | None) -> "Tokeni
     if digest is not None and tokenizer.digest != digest:
         raise UserError(f"{place} is not the tokenizer that wrote the tokens", hint=f"copy the right one to {copy}")
     return tokenizer
-
-
-def _newest(suite: Path) -> Path | None:
-    folders = sorted(path.parent for path in suite.glob("*/results.json") if not path.parent.name.startswith("."))
-    return folders[-1] if folders else None
 
 
 def _print(record: dict[str, Any], scores: dict[str, Any]) -> None:

@@ -73,11 +73,16 @@ def check(
 
 
 def write(
-    result: Check, sources: Mapping[str, Source], output: str | Path, *, documents: str | Path | None = None
+    result: Check,
+    sources: Mapping[str, Source],
+    output: str | Path,
+    *,
+    documents: str | Path | None = None,
+    digests: Mapping[str, str],
 ) -> dict[str, Any]:
     """Write the result to ``output/<UTC time>/``; returns what contamination.json holds, and the folder.
 
-    ``documents``: another path for the list of documents.
+    ``documents``: another path for the list of documents. ``digests``: task -> SHA-256 of its file.
     """
     time = clock.utc_text().replace(":", "-")
     names = chain([time], (f"{time}-{number}" for number in count(2)))
@@ -85,7 +90,9 @@ def write(
     listed = documents or folder / DOCUMENTS_NAME
     record = {
         "time": clock.utc_text(),
-        "tasks": {task: judgement.counts() for task, judgement in result.judgements.items()},
+        "tasks": {
+            task: {**judgement.counts(), "sha256": digests[task]} for task, judgement in result.judgements.items()
+        },
         "n_documents": len(result.documents()),
         "scanned_tokens": result.search.scanned_tokens,
         "total_tokens": result.search.total_tokens,

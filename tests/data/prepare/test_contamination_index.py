@@ -6,9 +6,12 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pytest
+import tokenizers
 from hypothesis import given
 from hypothesis import strategies as st
 from tiny_runs import tiny_tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import WhitespaceSplit
 
 from smalti.base.errors import DataError, UserError
 from smalti.data.prepare.contamination import index as index_module
@@ -17,6 +20,7 @@ from smalti.data.prepare.contamination.index import find_ngrams
 from smalti.data.prepare.contamination.ngrams import LONG, SHORT, NgramSet, is_long, ngrams, normalised
 from smalti.data.prepare.contamination.scan import Hits
 from smalti.data.prepare.dedup.shingles import word_hashes
+from smalti.data.tokenizer.tokenizer import Tokenizer
 from smalti.data.tokens import TokenSource, TokenWriter
 
 TOKENIZER = tiny_tokenizer()
@@ -45,7 +49,8 @@ class Memory:
     eod_id = TOKENIZER.eod_id
 
     def __init__(self, texts: list[str]) -> None:
-        self.ids = np.concatenate([np.array([*TOKENIZER.encode(text), self.eod_id], self.dtype) for text in texts])
+        ids = [id_ for text in texts for id_ in (*TOKENIZER.encode(text), self.eod_id)]
+        self.ids = np.array(ids, self.dtype)
         self.n_tokens, self.n_documents = len(self.ids), len(texts)
 
     def read_rows(self, begins: np.ndarray, out: np.ndarray) -> None:
@@ -112,6 +117,21 @@ def test_a_scan_finds_what_brute_force_finds(wanted, documents, span):
     spans = [scan_module.Span(0, "s", begin, min(begin + span, source.n_tokens)) for begin in begins]
     hits = Hits.joined([scanner.hits(part) for part in spans])
     assert counted(hits) == brute(wanted, documents)
+
+
+def test_tokens_of_another_kind_are_decoded_document_by_document():
+    words = [f"w{i}" for i in range(30)]
+    inner = tokenizers.Tokenizer(WordLevel({"</s>": 0, **{word: i + 1 for i, word in enumerate(words)}}, "</s>"))
+    inner.pre_tokenizer = WhitespaceSplit()
+    tokenizer = Tokenizer(inner, "</s>")
+    assert tokenizer.bytes_of_ids() is None
+    source = Memory([])
+    source.ids = np.array([*range(1, 9), 0, *range(9, 31), 0], source.dtype)
+    source.eod_id, source.n_tokens = 0, 32
+    scanner = scan_module.Scanner({"s": source}, tokenizer, NgramSet(hashes_of([" ".join(words)])))
+    assert counted(scanner.hits(scan_module.Span(0, "s", 0, 32))) == brute(
+        [" ".join(words)], [" ".join(words[:8]), " ".join(words[8:])]
+    )
 
 
 TEXTS = [" ".join(f"w{(i * 7 + j * j) % 97}" for j in range(60)) for i in range(12)]

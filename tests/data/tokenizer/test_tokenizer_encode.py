@@ -64,6 +64,14 @@ def test_special_tokens_in_a_document_are_text(small):
     assert small.encode(f"a{EOD}b") == plain
 
 
+def test_the_bytes_of_ids_join_to_the_text(small):
+    table = small.bytes_of_ids()
+    assert len(table) == small.vocab_size
+    assert table[small.eod_id] == b""
+    text = "Grüße 😀 <|endoftext|> x"
+    assert b"".join(table[i] for i in [*small.encode(text), small.eod_id]).decode() == text
+
+
 def test_saved_and_loaded_it_is_the_same(small, tmp_path):
     small.save(tmp_path)
     for path in (tmp_path, tmp_path / "tokenizer.json"):
