@@ -48,7 +48,7 @@ def read(
     """Show the samples of an evaluation, and each score before and after the flags of its items.
 
     The newest results of RUN are read; RUN/evals/SUITE or RUN/evals/SUITE/TIME selects others. --sort also selects:
-    confident shows wrong answers, the most probable first (and held-out text by bits per byte); disagreement shows
+    confident shows wrong answers, the most probable first, and held-out text by bits per byte; disagreement shows
     items that two models answer differently; unparsed and truncated show those; index shows all. --html, --flag and
     --import print the scores without samples.
     """

@@ -8,10 +8,15 @@ Key = Callable[[Sample], float | None]
 
 
 def wrong_and_confident(sample: Sample) -> float | None:
-    """Return 1 + the probability of a wrong answer; for held-out text, bits per byte scaled below 1."""
+    """Return 2 + the probability of a wrong answer; where that is not known, 2 - that of the right answer.
+
+    For held-out text, bits per byte scaled below 1.
+    """
     if sample.bits_per_byte is not None:
         return sample.bits_per_byte / (1 + sample.bits_per_byte)
-    return None if sample.correct is not False else 1 + (sample.confidence or 0.0)
+    if sample.correct is not False:
+        return None
+    return 2 - (sample.gold_probability or 0.0) if sample.confidence is None else 2 + sample.confidence
 
 
 def disagreement(sample: Sample) -> float | None:

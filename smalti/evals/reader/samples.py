@@ -94,12 +94,10 @@ class Sample:
 
     @property
     def confidence(self) -> float | None:
-        """The probability of the model's answer; for a wrong one without choices, 1 - that of the right answer."""
+        """The probability of the preferred choice; None for a task without choices."""
         if len(self.probabilities) > 1 and self.choice is not None and 0 <= self.choice < len(self.probabilities):
             return self.probabilities[self.choice]
-        if self.gold_probability is None:
-            return None
-        return self.gold_probability if self.correct else 1 - self.gold_probability
+        return None
 
     @property
     def bits_per_byte(self) -> float | None:

@@ -22,7 +22,8 @@ function accuracy(items) {
   return {
     n: graded.length, value: sum(parts.map(([share]) => share)) / parts.length,
     error: Math.sqrt(sum(parts.map(([share, n]) => share * (1 - share) / n))) / parts.length,
-    interval: parts.length === 1 && !graded.some(item => item.cluster != null) ? wilson(right, graded.length) : null,
+    independent: parts.length === 1 && !graded.some(item => item.cluster != null),
+    interval: graded.length ? wilson(right, graded.length) : null,
   };
 }
 
@@ -31,7 +32,7 @@ function bitsPerByte(items) {
   const total = sum(documents.map(item => item.size)), bits = item => item.nats / Math.LN2;
   const value = sum(documents.map(bits)) / total;
   const squares = sum(documents.map(item => (bits(item) - value * item.size) ** 2));
-  return { n: total ? n : 0, value, error: n > 1 ? Math.sqrt(n / (n - 1) * squares) / total : 0, interval: null };
+  return { n: total ? n : 0, value, error: n > 1 ? Math.sqrt(n / (n - 1) * squares) / total : 0 };
 }
 
 // An average after the flags: the differences of its tasks by their weights; the distances to both ends of their intervals
@@ -48,8 +49,10 @@ function averageAfter(before, tasks) {
 function scoreAfter(before, all, remaining) {
   const score = before.metric === "accuracy" ? accuracy : bitsPerByte, after = score(remaining);
   if (!after.n) return null;
-  if (after.interval || !before.interval) return { value: after.value, n: after.n, interval: after.interval };
-  const scale = after.error / score(all).error, [low, high] = before.interval.map(end => after.value + scale * (end - before.value));
-  const whole = before.metric === "accuracy" ? [Math.max(0, low), Math.min(1, high)] : [low, high];
-  return { value: after.value, n: after.n, interval: Number.isFinite(scale) && scale > 0 ? whole : null };
+  const { value, n } = after, scale = after.error / score(all).error;
+  if (after.independent) return { value, n, interval: after.interval };
+  if (!before.interval) return { value, n, interval: null };
+  if (!(scale > 0 && scale < Infinity)) return { value, n, interval: after.interval || null }; // there is no error to scale
+  const [low, high] = before.interval.map(end => value + scale * (end - before.value));
+  return { value, n, interval: before.metric === "accuracy" ? [Math.max(0, low), Math.min(1, high)] : [low, high] };
 }
