@@ -60,7 +60,8 @@ class Applied:
 
 def default_path(folder: Path) -> Path:
     """Return ``evals/flags.jsonl`` of the run that a results folder belongs to; else a file in the folder itself."""
-    evals = next((parent for parent in folder.absolute().parents if parent.name == "evals"), folder)
+    parents = (*folder.parents, *folder.absolute().parents)
+    evals = next((parent for parent in parents if parent.name == "evals"), folder)
     return evals / "flags.jsonl"
 
 

@@ -305,6 +305,7 @@ function showDetail(moved) {
   if (place < 0) { detail.replaceChildren(node("p", { class: "empty" }, "No sample matches the filters.")); return; }
   const row = view[place], sample = samples[row], flag = flags[row], held = sample.nats != null;
   const accepted = flag && !excludes(flag) && !accepts(flag, sample) ? node("p", { class: "hint" }, "Another answer to this item is accepted: " + flag.answers.join(" | ")) : null;
+  const others = Object.entries({ category: sample.category, cluster: sample.cluster, ...sample.more }).filter(([, value]) => value != null);
   const command = `${data.command} --flag '${nameOf(sample).replaceAll("'", "'\\''")}=${flag ? flag.flag : "ambiguous"}'`;
   const prompt = section(held ? `Beginning of the document, ${sample.n_bytes.toLocaleString("en-US")} bytes` : "Prompt", sample.prompt);
   detail.replaceChildren(
@@ -313,7 +314,7 @@ function showDetail(moved) {
     ...prompt,
     ...section("Continuation of each", sample.continuation),
     ...(sample.choices ? [node("h3", {}, "Answers and their probabilities"), choices(sample)] : answers(sample)),
-    ...section("Other fields", [sample.category ? "category: " + sample.category : "", sample.cluster == null ? "" : "cluster: " + sample.cluster, sample.more ? JSON.stringify(sample.more, null, 1) : ""].join("\n").trim()),
+    ...section("Other fields", others.map(([name, value]) => `${name}: ${typeof value === "string" ? value : JSON.stringify(value)}`).join("\n")),
     node("p", { class: "hint" }, "In the terminal: ", node("code", {}, command)));
   if (moved) detail.scrollTop = 0;
   if (!held && prompt.length) prompt[1].scrollTop = prompt[1].scrollHeight; // the question is the end of the prompt
