@@ -17,7 +17,6 @@ NOT_YET = {
     "data tokenizers": "smalti data tokenize RECIPE.yaml trains one",
     "data explore": "smalti data documents and smalti data inspect show what is there",
     "data ls": "smalti data inspect FOLDER shows one folder of token files",
-    "eval compare": "smalti runs diff RUN RUN compares the evals of two runs, with their noise",
     "eval calibrate": None,
     "eval judge": None,
     "eval arena": None,

@@ -2,6 +2,7 @@
 
 import typer
 
+from smalti.cli.eval.compare import compare
 from smalti.cli.eval.contamination import contamination
 from smalti.cli.eval.data import data
 from smalti.cli.eval.lint import lint
@@ -18,6 +19,7 @@ app = typer.Typer(
 
 app.command(epilog="Example: smalti eval run runs/demo --suite demo n=100 max_bytes=500000")(run)
 app.command(epilog="Example: smalti eval ls --json")(ls)
+app.command(epilog="Example: smalti eval compare runs/base runs/lr-low")(compare)
 app.command(epilog="Example: smalti eval read runs/demo --limit 5")(read)
 app.command(epilog="Example: smalti eval data llm-foundry/scripts/eval/local_data --check")(data)
 app.command(epilog="Example: smalti eval lint mine.jsonl; smalti eval lint --suite gauntlet data=DIR --json")(lint)

@@ -1,0 +1,219 @@
+"""Compares the results of two models task by task and average by average, paired by item.
+
+Guarantees: both sides of a comparison have exactly the same items; with no true difference, any winner is named in at
+most 5 % of comparisons (``statistics.paired``).
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from smalti.base.errors import DataError, UserError
+from smalti.evals.gauntlet.table import BENCHMARKS, CORE
+from smalti.evals.reader.samples import Results, Sample, find_folder, read_results
+from smalti.evals.statistics import paired
+from smalti.evals.statistics.paired import Difference, Verdict
+
+CORE_AVERAGE = "core_average"
+
+Pair = tuple[Sample, Sample]
+"""An item with the results of A and of B."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """The comparison of a task, or of an average of tasks."""
+
+    name: str
+    metric: str
+    difference: Difference
+    p: float
+    """Corrected for the number of rows."""
+
+    @property
+    def verdict(self) -> Verdict:
+        """The better model, where the difference exceeds the noise."""
+        return self.difference.verdict(self.p, higher_is_better=self.metric != "bits_per_byte")
+
+    def to_json(self) -> dict[str, Any]:
+        """Return JSON values."""
+        difference = self.difference
+        return {
+            "metric": self.metric,
+            "a": difference.a,
+            "b": difference.b,
+            "difference": difference.value,
+            "stderr": difference.stderr,
+            "interval": difference.interval,
+            "smallest_detectable_difference": difference.detectable,
+            "p": difference.p,
+            "p_corrected": self.p,
+            "verdict": self.verdict,
+            "n": difference.n,
+            "differing": difference.differing,
+            "clusters": difference.clusters,
+        }
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """All rows, and the tasks that only one model has."""
+
+    a: Results
+    b: Results
+    rows: Sequence[Row]
+    only_a: Sequence[str]
+    only_b: Sequence[str]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return JSON values; ``difference`` is B - A."""
+        sides = {"a": self.a, "b": self.b}
+        return {
+            **{name: {"folder": str(side.folder), "model": side.model} for name, side in sides.items()},
+            "level": paired.LEVEL,
+            "comparisons": {row.name: row.to_json() for row in self.rows},
+            "only_a": list(self.only_a),
+            "only_b": list(self.only_b),
+        }
+
+
+def compare(a: str, b: str, *, suite: str | None = None, tasks: Sequence[str] = ()) -> Comparison:
+    """Compare the newest results of two runs, or two folders of results, on the tasks that both have.
+
+    ``suite``: results of this suite alone; None: the newest of A, and of the same suite for B where it has one.
+    ``tasks``: these tasks alone. Raises DataError where the items of a shared task differ.
+    """
+    first = _read(a, suite, strict=suite is not None)
+    second = _read(b, suite or first.suite, strict=suite is not None)
+    if first.folder.resolve() == second.folder.resolve():
+        raise UserError(
+            f"A and B are the same results: {first.folder}",
+            allowed="the results of two models",
+            hint=f"smalti eval compare {a} OTHER   (other results of a run: RUN/evals/SUITE/TIME)",
+        )
+    samples = (_by_task(first), _by_task(second))
+    shared = [task for task in samples[0] if task in samples[1] and (not tasks or task in tasks)]
+    unknown = [task for task in tasks if task not in shared]
+    if unknown or not shared:
+        what = f"the task '{unknown[0]}' is not in both results" if unknown else "the results have no task in common"
+        names = ", ".join(task for task in samples[0] if task in samples[1])
+        raise DataError(what, allowed=names or f"A has {', '.join(samples[0])}; B has {', '.join(samples[1])}")
+    for task in shared:
+        _require_equal_windows(task, first, second)
+    pairs = {task: _pairs(task, samples[0][task], samples[1][task]) for task in shared}
+    metrics = {task: "bits_per_byte" if _is_text(pairs[task]) else "accuracy" for task in shared}
+    differences = {task: (_of_text if _is_text(pairs[task]) else _of_answers)(pairs[task]) for task in shared}
+    differences |= _averages(first.about.get("gauntlet"), second.about.get("gauntlet"), differences)
+    corrected = paired.holm([difference.p for difference in differences.values()])
+    rows = [
+        Row(name, metrics.get(name, "average above chance"), difference, p)
+        for (name, difference), p in zip(differences.items(), corrected, strict=True)
+    ]
+    only = [[task for task in mine if task not in other] for mine, other in (samples, samples[::-1])]
+    return Comparison(first, second, rows, *([] if tasks else each for each in only))
+
+
+def _read(name: str, suite: str | None, *, strict: bool) -> Results:
+    results = read_results(find_folder(name, suite=suite))
+    if strict and results.suite != suite:
+        raise DataError(
+            f"'{name}' has no results of the suite '{suite}'",
+            allowed=f"--suite {results.suite}",
+            hint=f"smalti eval run {name} --suite {suite}",
+        )
+    return results
+
+
+def _by_task(results: Results) -> dict[str, list[Sample]]:
+    by_task: dict[str, list[Sample]] = {}
+    for sample in results.samples:
+        by_task.setdefault(sample.task, []).append(sample)
+    return by_task
+
+
+def _require_equal_windows(task: str, a: Results, b: Results) -> None:
+    """Raise DataError where held-out text was read in windows of another size, on which bits per byte depend."""
+    windows = []
+    for results in (a, b):
+        tasks = results.about.get("tasks")
+        score = tasks.get(task) if isinstance(tasks, dict) else None
+        windows.append({key: (score or {}).get(key) for key in ("seq_len", "overlap_tokens")})
+    if windows[0] != windows[1]:
+        raise _different(task, "their windows", f"{windows[0]} and {windows[1]}")
+
+
+def _is_text(pairs: Sequence[Pair]) -> bool:
+    """Whether the samples are documents, with a likelihood in place of a grade."""
+    return all(sample.correct is None for pair in pairs for sample in pair)
+
+
+def _of_text(pairs: Sequence[Pair]) -> Difference:
+    bits_a, bits_b = ([(sample.nats or 0.0) / math.log(2) for sample in side] for side in zip(*pairs, strict=True))
+    return paired.of_ratios(bits_a, bits_b, [sample.n_bytes or 0 for sample, _ in pairs])
+
+
+def _of_answers(pairs: Sequence[Pair]) -> Difference:
+    """Compare accuracies; those of categories have equal weights, as in the score of the task."""
+    parts: dict[str, list[Pair]] = {}
+    for pair in pairs:
+        parts.setdefault(pair[0].category, []).append(pair)
+    differences = [
+        paired.of_items([bool(x.correct) for x, _ in part], [bool(y.correct) for _, y in part], _clusters(part))
+        for part in parts.values()
+    ]
+    return differences[0] if len(differences) == 1 else paired.average(differences)
+
+
+def _clusters(pairs: Sequence[Pair]) -> list[str | None] | None:
+    names = [sample.cluster for sample, _ in pairs]
+    return names if any(name is not None for name in names) else None
+
+
+def _pairs(task: str, before: list[Sample], after: list[Sample]) -> list[Pair]:
+    """Return the samples of both sides by id, or by index where one has no id. Raises DataError where items differ."""
+    is_named = all(sample.id is not None for sample in (*before, *after))
+    mine, other = (
+        {str(sample.id) if is_named else str(sample.index): sample for sample in side} for side in (before, after)
+    )
+    for key in (*mine, *other):
+        if key not in mine or key not in other:
+            side = "B" if key in mine else "A"
+            raise _different(task, f"item {key}", f"{side} does not have it: {len(mine)} and {len(other)} items")
+        if mine[key].digest != other[key].digest or mine[key].n_bytes != other[key].n_bytes:
+            part = "prompt" if mine[key].prompt != other[key].prompt else "right answer or size"
+            raise _different(task, f"item {key}", f"its {part} is not the same")
+    for sample in (*before, *after):
+        if sample.correct is None and (sample.nats is None or sample.n_bytes is None):
+            raise DataError(f"{task}: item {sample.key} has neither a grade nor a likelihood, so it cannot be compared")
+    return [(mine[key], other[key]) for key in mine]
+
+
+def _different(task: str, what: str, why: str) -> DataError:
+    return DataError(
+        f"{task}: A and B differ in {what}: {why}",
+        allowed="two results on the same items",
+        hint="evaluate both models with the same suite, mode, shots, seed and limit; --task NAME compares other tasks",
+    )
+
+
+def _averages(a: Any, b: Any, tasks: Mapping[str, Difference]) -> dict[str, Difference]:
+    """Return the categories and the core average of the Gauntlet, where both results have them of the same tasks."""
+    if not (isinstance(a, dict) and isinstance(b, dict)):
+        return {}
+    categories: dict[str, Difference] = {}
+    for category in dict.fromkeys(benchmark.category for benchmark in BENCHMARKS):
+        members = [benchmark for benchmark in BENCHMARKS if benchmark.category == category]
+        names = [{name for name in side.get("scores", {}) if name in _names(members)} for side in (a, b)]
+        is_whole = all(category in side.get("categories", {}) for side in (a, b))
+        if is_whole and names[0] == names[1] and names[0] <= tasks.keys():
+            categories[category] = paired.average(
+                [tasks[each.name].rescaled(each.chance) for each in members if each.name in names[0]]
+            )
+    core = [categories[category] for category in CORE if category in categories]
+    has_core = all(side.get(CORE_AVERAGE) and side[CORE_AVERAGE].get("n") == len(core) for side in (a, b))
+    return {**categories, CORE_AVERAGE: paired.average(core)} if core and has_core else categories
+
+
+def _names(benchmarks: Sequence[Any]) -> set[str]:
+    return {benchmark.name for benchmark in benchmarks}
