@@ -14,6 +14,7 @@ from smalti.base.errors import UserError
 from smalti.evals.graders.ifeval.grading import Grade, grade, loose_variants, summarize
 from smalti.evals.graders.ifeval.rows import Row
 from smalti.evals.graders.ifeval.verifiers import VERIFIERS
+from smalti.evals.statistics.intervals import wilson_interval
 
 EXAMPLES: dict[str, list[Examples]] = LAYOUT | LENGTHS | WORDING
 FRAGMENTS = [
@@ -87,13 +88,14 @@ def graded(strict: list[tuple[bool, bool]]) -> list[Grade]:
 
 def test_accuracies_of_prompts_and_instructions() -> None:
     scores = summarize([graded([(True, True)]), graded([(True, False), (False, False), (True, True)])])
-    assert scores["official"] == {
-        "prompt_strict": {"value": 0.5, "n": 2},
-        "instruction_strict": {"value": 0.75, "n": 4},
-        "prompt_loose": {"value": 1.0, "n": 2},
-        "instruction_loose": {"value": 1.0, "n": 4},
+    assert {name: (score["value"], score["n"]) for name, score in scores["official"].items()} == {
+        "prompt_strict": (0.5, 2),
+        "instruction_strict": (0.75, 4),
+        "prompt_loose": (1.0, 2),
+        "instruction_loose": (1.0, 4),
     }
-    assert scores["fixed"]["prompt_strict"] == {"value": 0.5, "n": 2}
-    assert scores["fixed"]["instruction_loose"] == {"value": 0.5, "n": 4}
+    assert (scores["fixed"]["prompt_strict"]["value"], scores["fixed"]["instruction_loose"]["value"]) == (0.5, 0.5)
+    assert scores["official"]["instruction_strict"]["clusters"] == 2  # instructions of a prompt are dependent
+    assert scores["official"]["prompt_strict"]["interval"] == list(wilson_interval(1, 2))
     with pytest.raises(UserError, match="no grades"):
         summarize([])

@@ -7,6 +7,7 @@ from smalti.base.errors import UserError
 from smalti.evals.graders.ifeval.rows import Row
 from smalti.evals.graders.ifeval.verdict import Verdict
 from smalti.evals.graders.ifeval.verifiers import Verifier
+from smalti.evals.statistics.intervals import mean
 
 Kind = Literal["official", "fixed"]
 
@@ -24,13 +25,6 @@ class Grade(TypedDict):
     instruction_id: str
     strict: Verdicts
     loose: Verdicts
-
-
-class Accuracy(TypedDict):
-    """A share of prompts or instructions, and of how many."""
-
-    value: float
-    n: int
 
 
 def grade(row: Row, response: str) -> list[Grade]:
@@ -68,10 +62,11 @@ def loose_variants(response: str) -> list[str]:
     return [variant for variant in dict.fromkeys(variants) if variant != response]
 
 
-def summarize(grades: Iterable[Sequence[Grade]]) -> dict[Kind, dict[str, Accuracy]]:
+def summarize(grades: Iterable[Sequence[Grade]]) -> dict[Kind, dict[str, dict[str, Any]]]:
     """Return the accuracies of prompts and instructions, strict and loose, by official and by fixed verdicts.
 
-    A prompt counts if all of its instructions are followed; instructions are counted over all prompts.
+    A prompt counts if all of its instructions are followed; instructions are counted over all prompts. Each has n, a
+    standard error and a 95 % interval, in which the instructions of a prompt are dependent.
     """
     rows = [row for row in grades if row]
     if not rows:
@@ -79,11 +74,12 @@ def summarize(grades: Iterable[Sequence[Grade]]) -> dict[Kind, dict[str, Accurac
     return {"official": _accuracies(rows, "official"), "fixed": _accuracies(rows, "fixed")}
 
 
-def _accuracies(rows: list[Sequence[Grade]], kind: Kind) -> dict[str, Accuracy]:
-    accuracies: dict[str, Accuracy] = {}
+def _accuracies(rows: list[Sequence[Grade]], kind: Kind) -> dict[str, dict[str, Any]]:
+    accuracies: dict[str, dict[str, Any]] = {}
+    prompts = [number for number, row in enumerate(rows) for _ in row]
     for level in ("strict", "loose"):
         verdicts = [[grade["strict" if level == "strict" else "loose"][kind] for grade in row] for row in rows]
         instructions = [verdict for row in verdicts for verdict in row]
-        accuracies[f"prompt_{level}"] = {"value": sum(map(all, verdicts)) / len(rows), "n": len(rows)}
-        accuracies[f"instruction_{level}"] = {"value": sum(instructions) / len(instructions), "n": len(instructions)}
+        accuracies[f"prompt_{level}"] = mean(list(map(all, verdicts))).to_score()
+        accuracies[f"instruction_{level}"] = mean(instructions, prompts).to_score()
     return accuracies
