@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from smalti.base import store
-from smalti.base.errors import DataError, UserError
+from smalti.base.errors import DataError
 from smalti.config.data import DataConfig
 from smalti.config.run import RunConfig
 from smalti.data import pack
@@ -28,8 +28,8 @@ from smalti.data.stream.inputs import heldout_key
 from smalti.data.tokens.manifest import FILE_NAME, Manifest, read_manifest
 from smalti.data.tokens.reader import TokenSource
 from smalti.distributed.group.mesh import Mesh
-from smalti.distributed.parallel import sequence
 from smalti.evals.likelihood import logits_of, token_nats
+from smalti.evals.mesh_scores import Place, place_of
 from smalti.train.loop import Evaluate
 
 _BATCH_TOKENS = 4096
@@ -45,15 +45,6 @@ class _Source:
     tokens_per_byte: float
 
 
-@dataclass(frozen=True)
-class _Place:
-    """The share of a rank: its windows, and the part of their tokens."""
-
-    rank: int
-    ranks: int
-    part_of: Callable[[Tensor], Tensor]
-
-
 def heldout_hook(
     config: RunConfig, indexes: Mapping[str, bytes] | None = None, mesh: Mesh | None = None
 ) -> Evaluate | None:
@@ -67,7 +58,7 @@ def heldout_hook(
     """
     if not config.data.heldout:
         return None
-    place = _place(config, mesh)
+    place = place_of(config.train.parallel, mesh)
     known = indexes or {}
     sources = [_load(name, config, known.get(heldout_key(name))) for name in config.data.heldout]
 
@@ -85,21 +76,6 @@ def heldout_hook(
             model.train(was_training)
 
     return evaluate
-
-
-def _place(config: RunConfig, mesh: Mesh | None) -> _Place:
-    parallel = config.train.parallel
-    if mesh is not None:
-        part = sequence.own_part(mesh, context=parallel.context)
-        return _Place(mesh.data_rank, mesh.layout.data_ranks, part)
-    rank, ranks = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
-    sharing = [axis for axis in ("sequence", "tensor", "pipeline") if getattr(parallel, axis) != 1]
-    if sharing and parallel.ranks > 1:
-        raise UserError(
-            f"held-out loss with an axis {sharing[0]} needs the mesh, because some ranks read the same rows",
-            hint="build(config, evaluation=heldout_hook)",
-        )
-    return _Place(rank, ranks, lambda rows_BT: rows_BT)
 
 
 def _load(name: str, config: RunConfig, index: bytes | None) -> _Source:
@@ -132,7 +108,7 @@ def _load(name: str, config: RunConfig, index: bytes | None) -> _Source:
     return _Source(name, rows_ST1, manifest.eod_id, manifest.n_tokens / manifest.n_text_bytes)
 
 
-def _measure(model: nn.Module, source: _Source, data: DataConfig, place: _Place) -> dict[str, float]:
+def _measure(model: nn.Module, source: _Source, data: DataConfig, place: Place) -> dict[str, float]:
     device = next(model.parameters()).device
     own_ST1 = source.rows_ST1[place.rank :: place.ranks]
     per_rank = math.ceil(len(source.rows_ST1) / place.ranks)

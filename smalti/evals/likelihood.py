@@ -88,6 +88,11 @@ def _score(
             nats[numbers], missed[numbers] = totals_2W.cpu().numpy()
             done += sum(len(windows[number].ids) - 1 for number in numbers)
             progress(done, total)
+    return scores_of(windows, nats, missed)
+
+
+def scores_of(windows: Sequence[Window], nats: NDArray[np.float64], missed: NDArray[np.float64]) -> Scores:
+    """Return the scores from the sums of each window. Raises UserError where a likelihood is not finite."""
     if not np.isfinite(nats).all():
         raise UserError(
             "the model gives a likelihood that is not a finite number (NaN or infinite)",
@@ -111,7 +116,7 @@ def _score_batch(
     )
 
     def head(hidden_BTD: Tensor, weight_VD: Tensor) -> Tensor:
-        scores_2N = _token_scores(hidden_BTD[row_N, column_N], weight_VD, targets_N, logits_of(model), greedy)
+        scores_2N = token_scores(hidden_BTD[row_N, column_N], weight_VD, targets_N, logits_of(model), greedy)
         totals_2W = torch.zeros(2, len(numbers), dtype=torch.float64, device=device)
         return totals_2W.index_add_(1, window_N, scores_2N.double())
 
@@ -131,10 +136,10 @@ def token_nats(
     logits: Callable[[Tensor, Tensor], Tensor] = F.linear,
 ) -> Tensor:
     """Cross-entropy of each target in nats, fp32 [N]; ``logits``, ``Decoder.logits``, makes them chunk by chunk."""
-    return _token_scores(hidden_ND, weight_VD, targets_N, logits, greedy=False)[0]
+    return token_scores(hidden_ND, weight_VD, targets_N, logits, greedy=False)[0]
 
 
-def _token_scores(
+def token_scores(
     hidden_ND: Tensor, weight_VD: Tensor, targets_N: Tensor, logits: Callable[[Tensor, Tensor], Tensor], greedy: bool
 ) -> Tensor:
     """Return nats and, with ``greedy``, 1 for each target that is not the likeliest token, fp32 [2, N]."""
