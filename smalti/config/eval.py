@@ -1,8 +1,10 @@
 """The config of ``smalti eval run``, and the suites that are found by name."""
 
-from pydantic import Field
+from typing import Any
 
-from smalti.config.schema import Config, Real, Whole
+from pydantic import Field, field_validator, model_validator
+
+from smalti.config.schema import Cadence, Config, NotAllowed, Real, Whole, split_duration
 from smalti.config.task import Mode, TaskConfig
 
 
@@ -38,6 +40,31 @@ class EvalConfig(Config):
     """Seed of questions, documents and resamples."""
     batch_tokens: Whole = Field(4096, ge=1)
     """Tokens in one forward pass; affects only speed and memory."""
+
+
+class InLoopConfig(EvalConfig):
+    """Tasks during training: those of the suite that are ranked by likelihood. Other fields change the suite's."""
+
+    every: Cadence = "0.1run"
+    """How often the tasks run, in steps, tokens or a fraction of the run; always at the end."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _take_the_suite(cls, value: Any) -> Any:
+        if not isinstance(value, dict) or value.get("suite", "demo") not in suites():
+            return value
+        return {**suites()[value.get("suite", "demo")].model_dump(mode="json"), **value}
+
+    @field_validator("every")
+    @classmethod
+    def _every_rank_agrees(cls, every: str) -> str:
+        if split_duration(every)[1] in ("s", "min", "h"):
+            raise NotAllowed(
+                f"'{every}' is a time, and ranks may see different clocks",
+                allowed="steps, tokens or a fraction of the run",
+                hint="evals.every=0.1run",
+            )
+        return every
 
 
 def suites() -> dict[str, EvalConfig]:

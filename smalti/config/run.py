@@ -7,6 +7,7 @@ from pydantic import field_validator, model_validator
 
 from smalti.config.data import DataConfig, PastConfig
 from smalti.config.durations import RunLength, check_schedule
+from smalti.config.eval import InLoopConfig
 from smalti.config.model import ModelConfig
 from smalti.config.places import LocalFolder
 from smalti.config.profile import ProfileConfig
@@ -84,6 +85,8 @@ class RunConfig(JobConfig):
     """The model."""
     data: DataConfig
     """The data."""
+    evals: InLoopConfig | None = placement(None)
+    """Tasks that run during training; absent: held-out loss alone (``train.eval_every``)."""
 
     @property
     def history(self) -> tuple[PastConfig, ...]:

@@ -13,7 +13,7 @@ from smalti.evals import results
 from smalti.evals.gauntlet.averages import averages
 from smalti.evals.gauntlet.files import missing, require_folder
 from smalti.evals.gauntlet.table import BY_NAME
-from smalti.evals.likelihood import Progress
+from smalti.evals.likelihood import Progress, score_greedy
 from smalti.evals.results import TaskResult
 from smalti.evals.tasks import generation, heldout, ranked
 from smalti.evals.tasks.find import GAUNTLET, FileTask, find_tasks
@@ -117,7 +117,9 @@ def _parts(
         if isinstance(task, FileTask):
             parts.append((task.name, _file_part(task, engine, config, seq_len)))
         elif task != "heldout":
-            parts.append((task, partial(ranked.run_generated, task, engine, config, seq_len)))
+            parts.append(
+                (task, partial(_score, partial(ranked.generated_task, task, engine, config, seq_len), engine, config))
+            )
         else:
             for source, folder in config.heldout.items():
                 run_task = partial(heldout.run, source, folder, engine, config, seq_len, try_bf16=try_bf16)
@@ -125,17 +127,26 @@ def _parts(
     return parts
 
 
+def _score(make: Callable[[], ranked.RankedTask], engine: Engine, config: EvalConfig, progress: Progress) -> TaskResult:
+    """Make the questions of a ranked task and score them."""
+    task = make()
+    scores = score_greedy(engine.model, task.windows, batch_tokens=config.batch_tokens, progress=progress)
+    return task.result(scores)
+
+
 def _file_part(task: FileTask, engine: Engine, config: EvalConfig, seq_len: int) -> Callable[[Progress], TaskResult]:
     """Return the function that runs a task of a file, whose rows are read here, before anything is scored."""
-    run_task = generation.run if task.config.kind == "generation" else ranked.run
-    items = read_items(task.config)
+    arguments = (task.name, task.config, read_items(task.config), engine, config, seq_len)
     about = {
         "task": task.config.model_dump(mode="json", exclude_defaults=True),
         "sha256": hashlib.sha256(store.read_bytes(task.config.file)).hexdigest(),
     }
 
     def run_and_describe(progress: Progress) -> TaskResult:
-        result = run_task(task.name, task.config, items, engine, config, seq_len, progress)
+        if task.config.kind == "generation":
+            result = generation.run(*arguments, progress)
+        else:
+            result = _score(partial(ranked.file_task, *arguments), engine, config, progress)
         return TaskResult(result.name, {**result.score, **about}, result.samples)
 
     return run_and_describe

@@ -95,6 +95,25 @@ TABLE: tuple[Metric, ...] = (
         "nats per token / ln 2 x tokens per byte",
         "Held-out bits per byte, estimated in the loop: tokens per byte are those of all held-out text.",
     ),
+    Metric(
+        "icl/metrics/<suite>/<task>",
+        "1",
+        "mean over questions",
+        "Accuracy of a task of evals. Of the Gauntlet (eval_gauntlet) also of a category and core_average: the mean of "
+        "(accuracy - chance) / (1 - chance).",
+    ),
+    Metric("icl/metrics/<suite>/<task>/stderr", "1", "over questions", "Its standard error."),
+    Metric("icl/metrics/<suite>/<task>/low", "1", "over questions", "Lower end of its 95 % interval."),
+    Metric("icl/metrics/<suite>/<task>/high", "1", "over questions", "Upper end of its 95 % interval."),
+    Metric(
+        "icl/metrics/<suite>/<task>/gold_probability",
+        "1",
+        "mean over questions",
+        "Probability of the right option, with those of a question scaled to sum to 1.",
+    ),
+    Metric(
+        "icl/metrics/<suite>/<task>/bits_per_byte", "bits/byte", "over questions", "Bits per byte of the right answer."
+    ),
     Metric("lr-<Optimizer>/group<i>", "1", "last", "Learning rate of a parameter group."),
     Metric("l2_norm/grad/global", "1", "over all parameters and ranks", "Gradient norm before clipping."),
     Metric("moe/load_imbalance", "1", "worst layer", "Tokens at the busiest expert / average."),

@@ -25,7 +25,7 @@ from smalti.track.run import RunFolder
 from smalti.train import job as jobs
 from smalti.train import loop
 from smalti.train.batches import Batches
-from smalti.train.job import MakeEvaluate
+from smalti.train.job import MakeEvaluate, MakeTasks
 from smalti.train.loop import Evaluate, Hook, Job
 from smalti.train.step import Loss
 
@@ -57,6 +57,7 @@ def build(
     batches: Batches | None = None,
     evaluate: Evaluate | None = None,
     evaluation: MakeEvaluate | None = None,
+    tasks: MakeTasks | None = None,
     hooks: Sequence[Hook] = (),
     origins: Mapping[str, str] | None = None,
     fork: bool = False,
@@ -66,22 +67,12 @@ def build(
     Arguments that are None are built from the config. model: any module that ``loss`` can call, with the weights of
     rank 0. loss: ``(model, microbatch) -> (sum, weight, metrics)``. batches: has ``batch(step)``, ``state(step)`` and
     ``check(state, step)``. evaluate: ``(model, step) -> metrics``. evaluation: builds ``evaluate``, as
-    ``smalti.evals.in_loop.heldout_hook`` does. origins: origin of each config value, for the provenance. fork: as
+    ``smalti.evals.in_loop.heldout_hook`` does. tasks: builds the evaluation of ``evals``, as
+    ``smalti.evals.in_loop_suite.suite_hook`` does. origins: origin of each config value, for the provenance. fork: as
     ``--fork``.
     """
     config = _with_ranks_of_world(config)
-    if isinstance(config, RunConfig) and config.data.heldout and evaluate is None and evaluation is None:
-        raise UserError(
-            f"data.heldout names {', '.join(config.data.heldout)}, but build() was given no evaluation",
-            allowed="evaluate= (the function that measures), evaluation= (which builds it), or no data.heldout",
-            hint="build(config, evaluation=heldout_hook), after 'from smalti.evals.in_loop import heldout_hook'",
-        )
-    if evaluation is not None and (evaluate is not None or not isinstance(config, RunConfig)):
-        raise UserError(
-            "build() was given evaluation=, which has no effect "
-            + ("beside evaluate=" if evaluate is not None else "for a JobConfig, which names no held-out sets"),
-            allowed="evaluate= (the function that measures), or evaluation= (which builds it from a RunConfig)",
-        )
+    _check_evaluations(config, evaluate, evaluation, tasks)
     attempt = jobs.Attempt()
     with _cleanup(attempt):
         try:
@@ -92,6 +83,9 @@ def build(
             if evaluation is not None:
                 assert isinstance(config, RunConfig)
                 job.evaluate = evaluation(config, job.indexes, job.mesh)
+            if tasks is not None:
+                assert isinstance(config, RunConfig)
+                jobs.set_tasks(job, config, tasks)
         except BaseException:
             if attempt.folder is not None:
                 attempt.folder.close()
@@ -111,6 +105,31 @@ def fit(job: Job) -> Result:
     finally:
         job.folder.close()
     return Result(job.folder.path, job.state.step, job.recorder.latest or _recorded(job.folder))
+
+
+def _check_evaluations(
+    config: JobConfig, evaluate: Evaluate | None, evaluation: MakeEvaluate | None, tasks: MakeTasks | None
+) -> None:
+    """Raise UserError for an evaluation without effect, and for a part of the config without its evaluation."""
+    if isinstance(config, RunConfig) and config.data.heldout and evaluate is None and evaluation is None:
+        raise UserError(
+            f"data.heldout names {', '.join(config.data.heldout)}, but build() was given no evaluation",
+            allowed="evaluate= (the function that measures), evaluation= (which builds it), or no data.heldout",
+            hint="build(config, evaluation=heldout_hook), after 'from smalti.evals.in_loop import heldout_hook'",
+        )
+    if evaluation is not None and (evaluate is not None or not isinstance(config, RunConfig)):
+        raise UserError(
+            "build() was given evaluation=, which has no effect "
+            + ("beside evaluate=" if evaluate is not None else "for a JobConfig, which names no held-out sets"),
+            allowed="evaluate= (the function that measures), or evaluation= (which builds it from a RunConfig)",
+        )
+    evals = config.evals if isinstance(config, RunConfig) else None
+    if (evals is None) != (tasks is None):
+        raise UserError(
+            "build() was given " + ("tasks=, but no config with evals" if tasks else "no tasks= for evals"),
+            allowed="both, or neither",
+            hint="build(config, tasks=suite_hook), after 'from smalti.evals.in_loop_suite import suite_hook'",
+        )
 
 
 def _with_ranks_of_world(config: JobConfig) -> JobConfig:

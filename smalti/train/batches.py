@@ -137,6 +137,17 @@ class TokenBatches:
         """Return the tokens of each source in the first ``step`` updates."""
         return self._stream.tokens_by_source(step)
 
+    def metrics(self, step: int) -> dict[str, float]:
+        """Return the tokens of each source, the epochs of the largest, and the counts of fetching."""
+        fetched = self.fetch_counts()
+        if not fetched["requests"] + fetched["cache_hits"]:
+            fetched = {}
+        return {
+            "time/epoch": self.epochs(step),
+            **{f"data/mix/{name}/tokens": float(n) for name, n in self.tokens_by_source(step).items()},
+            **{f"data/fetch/{name}": amount for name, amount in fetched.items()},
+        }
+
     def fetch_counts(self) -> dict[str, float]:
         """Return the costs of reading the sources, by the names of ``data/fetch/counts.py``."""
         return self._stream.fetch_counts.as_dict()

@@ -52,11 +52,16 @@ MakeEvaluate = Callable[[RunConfig, Mapping[str, bytes], Mesh], Evaluate | None]
 """(config, what rank 0 has read of sources and held-out sets, mesh) -> the evaluation of held-out loss."""
 
 
+MakeTasks = Callable[[RunConfig, Mesh], Evaluate | None]
+"""(config, mesh) -> the evaluation of the tasks of ``evals``."""
+
+
 def run(
     config: RunConfig,
     origins: Mapping[str, str],
     *,
     evaluation: MakeEvaluate,
+    tasks: MakeTasks | None = None,
     fork: bool = False,
     trial_steps: int | None = None,
 ) -> None:
@@ -70,11 +75,19 @@ def run(
         with recorded(attempt):
             job = build(config, origins=origins, fork=fork, attempt=attempt)
             job.evaluate = evaluation(config, job.indexes, job.mesh)
+            if tasks is not None and trial_steps is None:
+                set_tasks(job, config, tasks)
             job.trial_steps = trial_steps
             fit(job)
     finally:
         if worlds.may_leave(sys.exception()):
             worlds.leave()
+
+
+def set_tasks(job: Job, config: RunConfig, tasks: MakeTasks) -> None:
+    """Build the tasks of ``evals``, if the config has them."""
+    if config.evals is not None:
+        job.evaluate_tasks, job.tasks_every = tasks(config, job.mesh), config.evals.every
 
 
 @dataclass

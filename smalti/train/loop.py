@@ -86,6 +86,11 @@ class Job:
     hosts: tuple[str, ...] = ()
     """The host of each rank; empty in a world of one."""
     evaluate: Evaluate | None = None
+    """Measures held-out loss."""
+    evaluate_tasks: Evaluate | None = None
+    """Runs the tasks of ``evals``."""
+    tasks_every: str | None = None
+    """How often: in steps, tokens or a fraction of the run; required with ``evaluate_tasks``."""
     hooks: Sequence[Hook] = field(default_factory=tuple)
     microbatch_tokens: int | None = None
     """Tokens in one forward pass on one rank (whole rows); None for batches of the caller."""
@@ -164,6 +169,7 @@ class _Loop:
         self.agreed = _Agreed(lacks_batch=True)
         self._save_when = Cadence(train.checkpoint.every, job.length)
         self._evaluate_when = Cadence(train.eval_every, job.length)
+        self._tasks_when = Cadence(job.tasks_every or "1run", job.length)
         self._log_when = Cadence(train.log_every, job.length)
         self._status_when = Cadence("5s", job.length)
         self._vote = Vote(4)
@@ -181,12 +187,16 @@ class _Loop:
     def _is_last(self) -> bool:
         return self.job.state.step >= self.job.total_steps
 
+    @property
+    def _tasks_are_due(self) -> bool:
+        return self.job.evaluate_tasks is not None and (self._is_last or self._tasks_when.due(self.job.state.step))
+
     def start(self) -> None:
         """Call the hooks; before the first step of a run with ``init_from``, evaluate the loaded weights."""
         for hook in self.job.hooks:
             hook.on_start(self.job)
         if self.job.state.step == 0 and self.job.config.init_from is not None:
-            self._evaluate()
+            self._evaluate(self.job.evaluate)
 
     def wait_for_batch(self) -> None:
         """Return on all ranks together when each has its next batch, or when a stop was requested from any."""
@@ -215,10 +225,11 @@ class _Loop:
     def log_if_due(self) -> None:
         """Write the metrics of the steps since the last flush; also before a save, an evaluation or the end."""
         job, agreed = self.job, self.agreed
-        if not (self._log_when.due(job.state.step) or agreed.save or agreed.evaluate or agreed.stop or self._is_last):
+        evaluates = agreed.evaluate or self._tasks_are_due
+        if not (self._log_when.due(job.state.step) or agreed.save or evaluates or agreed.stop or self._is_last):
             return
         try:
-            job.recorder.flush(_data_metrics(job))
+            job.recorder.flush(job.batches.metrics(job.state.step) if isinstance(job.batches, TokenBatches) else {})
         except NotFinite as error:
             self._return_to_last_good_step(error)
             raise error from RaisedOnAllRanks("all ranks have the same loss and gradient norm")
@@ -227,8 +238,10 @@ class _Loop:
     def evaluate_if_due(self) -> None:
         """Evaluate; also after the last step."""
         if self.agreed.evaluate or self._is_last:
-            self._evaluate()
+            self._evaluate(self.job.evaluate)
             self._evaluate_when.done()
+        if self._tasks_are_due:
+            self._evaluate(self.job.evaluate_tasks)
 
     def save_if_due(self) -> None:
         """Save a checkpoint; also after the last step and before a stop, where a failure is raised."""
@@ -270,12 +283,12 @@ class _Loop:
         # replaces the count wait_s, the sum over threads, by the wait of this step
         self.job.events.write("data_slow", step=step, **{**counts, "wait_s": round(wait_s, 3)})
 
-    def _evaluate(self) -> None:
+    def _evaluate(self, evaluate: Evaluate | None) -> None:
         job = self.job
-        if job.evaluate is None:
+        if evaluate is None:
             return
         began_s = clock.now_s()
-        metrics = job.evaluate(job.state.model, job.state.step)
+        metrics = evaluate(job.state.model, job.state.step)
         seconds = clock.now_s() - began_s
         job.recorder.add_non_step_time(seconds, is_eval=True)
         job.recorder.write(job.state.step, metrics)
@@ -383,18 +396,3 @@ def _end(job: Job, stop: Stop) -> None:
     kind = Interrupted if stop == Stop.INTERRUPTED else RetryableError
     cause = RaisedOnAllRanks("all ranks stop after the same step")
     raise kind(text, hint="run the same command again to continue") from cause
-
-
-def _data_metrics(job: Job) -> dict[str, float]:
-    """Return the tokens of each source, the epochs of the largest, and the counts of fetching."""
-    batches, step = job.batches, job.state.step
-    if not isinstance(batches, TokenBatches):
-        return {}
-    fetched = batches.fetch_counts()
-    if not fetched["requests"] + fetched["cache_hits"]:
-        fetched = {}
-    return {
-        "time/epoch": batches.epochs(step),
-        **{f"data/mix/{name}/tokens": float(n) for name, n in batches.tokens_by_source(step).items()},
-        **{f"data/fetch/{name}": amount for name, amount in fetched.items()},
-    }

@@ -8,6 +8,8 @@ from tiny_models import ByteTokenizer, UniformModel, llama_config, tiny_model
 
 from smalti.base.errors import UserError
 from smalti.config.eval import EvalConfig
+from smalti.evals.likelihood import score_greedy
+from smalti.evals.results import TaskResult
 from smalti.evals.tasks import ranked
 from smalti.evals.tasks.generated import arithmetic, brackets, close
 from smalti.evals.tasks.windows import differing_windows
@@ -54,10 +56,15 @@ def test_the_right_place_is_uniform(make, k: int) -> None:
     assert chi_square < 30  # 0.999 quantile at 9 degrees of freedom is 27.9
 
 
+def _scored(name: str, engine: Engine, n: int) -> TaskResult:
+    task = ranked.generated_task(name, engine, EvalConfig(n=n), 64)
+    return task.result(score_greedy(engine.model, task.windows))
+
+
 @pytest.mark.parametrize("task", ["arithmetic", "brackets"])
 def test_a_model_that_knows_nothing_scores_chance(task: str) -> None:
     engine = Engine(UniformModel(), ByteTokenizer())
-    found = ranked.run_generated(task, engine, EvalConfig(n=400), 64)
+    found = _scored(task, engine, 400)
     chance = found.score["chance"]
     assert abs(found.score["value"] - chance) < 4 * (chance * (1 - chance) / 400) ** 0.5
     assert found.score["gold_probability"] == pytest.approx(found.score["chance"])
@@ -97,11 +104,11 @@ def _items():
 def test_a_context_too_short_for_the_question_is_refused() -> None:
     engine = Engine(UniformModel(), ByteTokenizer())
     with pytest.raises(UserError, match="longest context is 8"):
-        ranked.run_generated("arithmetic", engine, EvalConfig(n=2), 8)
+        ranked.generated_task("arithmetic", engine, EvalConfig(n=2), 8)
 
 
 def test_the_likeliest_candidate_is_chosen() -> None:
     engine = Engine(tiny_model(llama_config()), ByteTokenizer())
-    for sample in ranked.run_generated("brackets", engine, EvalConfig(n=30), 64).samples:
+    for sample in _scored("brackets", engine, 30).samples:
         assert sample["choice"] == int(np.argmax(sample["log_likelihoods"]))
         assert sample["correct"] == (sample["choice"] == sample["gold"])

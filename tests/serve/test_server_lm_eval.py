@@ -13,7 +13,7 @@ from tiny_runs import tiny_run
 
 from smalti.config.eval import EvalConfig
 from smalti.distributed.checkpoint.export import export
-from smalti.evals.likelihood import Window, score
+from smalti.evals.likelihood import Window, score, score_greedy
 from smalti.evals.tasks import ranked
 from smalti.serve.engine.engine import Engine
 
@@ -37,7 +37,8 @@ def test_the_score_is_ours(tmp_path: Path) -> None:
     export(run)
     config = EvalConfig(tasks=("arithmetic",), n=24, shots=2)
     engine = Engine.from_folder(run / "export")
-    ours = ranked.run_generated("arithmetic", engine, config, 159)
+    task = ranked.generated_task("arithmetic", engine, config, 159)
+    ours = task.result(score_greedy(engine.model, task.windows))
     data = tmp_path / "items.jsonl"
     long = {"index": 999, "prompt": "x" + "7" * 300, "choices": ["1", "2"], "gold": 0}  # its head is cut off
     data.write_text("".join(json.dumps(sample) + "\n" for sample in [*ours.samples, long]))

@@ -6,7 +6,7 @@ import re
 import pytest
 
 from smalti.base import clock
-from smalti.track.sinks.console import ConsoleSink, format_heldout, format_step, wants_live
+from smalti.track.sinks.console import ConsoleSink, format_heldout, format_step, format_tasks, wants_live
 
 METRICS = {
     "loss/train/total": 3.2144,
@@ -98,3 +98,13 @@ def test_live_line_is_rewritten_and_messages_stay(monkeypatch: pytest.MonkeyPatc
     assert " 20%  " in text
     assert "checkpoint [bold]saved[/bold]" in text, "text is not markup"
     assert not re.search(r"\x1b\[[0-9;]*3[0-7][;m]", text), "NO_COLOR"
+
+
+def test_tasks_are_shown_with_their_errors() -> None:
+    scores = {f"icl/metrics/demo/t{number}": number / 10 for number in range(7)}
+    errors = {f"{name}/stderr": 0.01 for name in scores}
+    text = format_tasks(9, {**scores, **errors, "icl/metrics/demo/t1/bits_per_byte": 2.0})
+    assert text is not None
+    assert text.startswith("tasks at step 9  t1: 10.0% +- 1.0%  t2: 20.0%")
+    assert text.endswith("(1 more in metrics.jsonl)")
+    assert format_tasks(9, {"loss/train/total": 2.0}) is None

@@ -258,10 +258,11 @@ def _as_rank(loaded: "Loaded[RunConfig]", *, fork: bool, trial: int | None) -> i
     log.setup(log_level(), file=file, rank=place.rank)
     from smalti.distributed.group.lost import LostPeer
     from smalti.distributed.group.world import may_leave
+    from smalti.evals.in_loop_suite import suite_hook
     from smalti.train import job
 
     try:
-        job.run(config, loaded.origins, evaluation=_evaluation, fork=fork, trial_steps=trial)
+        job.run(config, loaded.origins, evaluation=_evaluation, tasks=suite_hook, fork=fork, trial_steps=trial)
     except LostPeer as error:
         if attempt_is_open():  # the agent reports the rank that died, the cause of this error
             log_and_exit(error, LOST_PEER)

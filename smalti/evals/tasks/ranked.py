@@ -1,7 +1,7 @@
 """Tasks scored by likelihood: the likeliest of several options, or a continuation that is the likeliest text."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -11,17 +11,16 @@ from numpy.typing import NDArray
 
 from smalti.base.rng import derive_key
 from smalti.config.eval import EvalConfig
-from smalti.config.task import TaskConfig
+from smalti.config.task import Mode, TaskConfig
 from smalti.evals.graders.baselines import majority, permuted
-from smalti.evals.likelihood import Progress, Scores, Window, score_greedy
+from smalti.evals.likelihood import Scores, Window
 from smalti.evals.results import TaskResult
 from smalti.evals.statistics.intervals import verdict
 from smalti.evals.tasks.accuracy import accuracy
 from smalti.evals.tasks.generated import generators
 from smalti.evals.tasks.items import Item
 from smalti.evals.tasks.prompts import make_prompts
-from smalti.evals.tasks.windows import differing_windows, option_windows
-from smalti.serve.engine.engine import Engine
+from smalti.evals.tasks.windows import Encoder, differing_windows, option_windows
 
 Rank = Callable[[Scores, "Question"], NDArray[np.float64]]
 """Values of the options; the least is chosen."""
@@ -38,36 +37,58 @@ class Question:
     cut: bool = False
 
 
-def run_generated(
-    name: str, engine: Engine, config: EvalConfig, seq_len: int, progress: Progress = lambda done, total: None
-) -> TaskResult:
-    """Measure the accuracy of the likeliest candidate, with n, chance and Wilson's 95 % interval.
+@dataclass(frozen=True)
+class RankedTask:
+    """A task whose questions are made; they can be scored by any model that has their tokenizer."""
+
+    name: str
+    questions: Sequence[Question]
+    rank: Rank
+    choose: Callable[[Item, NDArray[np.float64]], int]
+    """(item, values of its options) -> the chosen option."""
+    score_of: Callable[[list[dict[str, Any]]], dict[str, Any]]
+
+    @property
+    def windows(self) -> list[Window]:
+        """The windows to score: those of all options of all questions, in order."""
+        return [window for question in self.questions for window in question.windows]
+
+    def result(self, scores: Scores) -> TaskResult:
+        """Return the result from the scores of ``windows``."""
+        samples = []
+        start = 0
+        for question in self.questions:
+            part = slice(start, start + len(question.windows))
+            option_scores = Scores(scores.nats[part], scores.n_tokens[part], scores.greedy[part])
+            samples.append(_sample(question, option_scores, self.rank, self.choose))
+            start = part.stop
+        return TaskResult(self.name, self.score_of(samples), samples)
+
+
+def generated_task(name: str, encoder: Encoder, config: EvalConfig, seq_len: int) -> RankedTask:
+    """Return a generated task. Its score is the accuracy of the likeliest candidate, with Wilson's 95 % interval.
 
     ``gold_probability`` is the mean probability of the right candidate, with those of an item scaled to sum to 1; it
     changes before the accuracy does. Ties of likelihood are broken by the seed.
     """
     make, chance = generators()[name]
     items = [make(index, shots=config.shots, seed=config.seed) for index in range(config.n)]
-    questions = [Question(item, item.prompt, differing_windows(engine, item, seq_len), item.choices) for item in items]
+    questions = [Question(item, item.prompt, differing_windows(encoder, item, seq_len), item.choices) for item in items]
 
     def choose(item: Item, ranks: NDArray[np.float64]) -> int:
         best = np.flatnonzero(ranks == ranks.min())
         return int(best[derive_key("tie", config.seed, item.index) % len(best)])
 
-    samples = _score(engine, questions, config, partial(_ranks, "sum"), choose, progress)
-    return TaskResult(name, {**accuracy(samples, chance), "shots": config.shots}, samples)
+    def score_of(samples: list[dict[str, Any]]) -> dict[str, Any]:
+        return {**accuracy(samples, chance), "shots": config.shots}
+
+    return RankedTask(name, questions, partial(_ranks, "sum"), choose, score_of)
 
 
-def run(
-    name: str,
-    task: TaskConfig,
-    items: Sequence[Item],
-    engine: Engine,
-    config: EvalConfig,
-    seq_len: int,
-    progress: Progress = lambda done, total: None,
-) -> TaskResult:
-    """Measure the accuracy of a task of a file.
+def file_task(
+    name: str, task: TaskConfig, items: Sequence[Item], encoder: Encoder, config: EvalConfig, seq_len: int
+) -> RankedTask:
+    """Return a task of a file.
 
     Ties go to the first option: in ``v0.3`` that of the file, in ``fixed`` that of the item's hash.
     """
@@ -75,21 +96,27 @@ def run(
     prompts = make_prompts(task, items, mode=mode, limit=config.limit or task.limit)
     questions = []
     for prompt in prompts:
-        windows, cut = option_windows(engine, prompt, seq_len, mode)
+        windows, cut = option_windows(encoder, prompt, seq_len, mode)
         texts = [text for _ in prompt.contexts for text in prompt.continuations]
         questions.append(Question(prompt.item, prompt.text, windows, texts, cut))
-    samples = _score(
-        engine,
-        questions,
-        config,
-        partial(_ranks, task.rank_by if mode == "fixed" else "per_token"),
-        lambda item, ranks: int(np.argmin(ranks)),
-        progress,
+    rank = partial(_ranks, task.rank_by if mode == "fixed" else "per_token")
+    score_of = partial(
+        _score_of, task, mode, chance_of(task, items), {item.index: item.gold for item in items}, questions
     )
-    chance = chance_of(task, items)
+    return RankedTask(name, questions, rank, lambda item, ranks: int(np.argmin(ranks)), score_of)
+
+
+def _score_of(
+    task: TaskConfig,
+    mode: Mode,
+    chance: float,
+    golds: Mapping[int, int],
+    questions: Sequence[Question],
+    samples: list[dict[str, Any]],
+) -> dict[str, Any]:
+    """``golds``: index of each row of the file -> the right option in the order of the file."""
     score = accuracy(samples, chance)
     if task.kind != "exact" and mode == "fixed":
-        golds = {item.index: item.gold for item in items}
         score["majority"] = majority([golds[question.item.index] for question in questions])
         score["permuted"] = permuted(
             [question.item.options for question in questions],
@@ -98,7 +125,7 @@ def run(
         )
         score["verdict"] = verdict(score["interval"] or (0.0, 1.0), max(chance, score["permuted"]))
     cut_frac = sum(question.cut for question in questions) / len(samples)
-    return TaskResult(name, {**score, "shots": task.shots, "mode": mode, "cut_frac": cut_frac}, samples)
+    return {**score, "shots": task.shots, "mode": mode, "cut_frac": cut_frac}
 
 
 def chance_of(task: TaskConfig, items: Sequence[Item]) -> float:
@@ -108,27 +135,6 @@ def chance_of(task: TaskConfig, items: Sequence[Item]) -> float:
     if task.kind in ("exact", "generation"):
         return 0.0
     return sum(1 / len(item.options) for item in items) / len(items)
-
-
-def _score(
-    engine: Engine,
-    questions: Sequence[Question],
-    config: EvalConfig,
-    rank: Rank,
-    choose: Callable[[Item, NDArray[np.float64]], int],
-    progress: Progress,
-) -> list[dict[str, Any]]:
-    """Score all options of all questions in one pass; returns a sample for each question."""
-    windows = [window for question in questions for window in question.windows]
-    scores = score_greedy(engine.model, windows, batch_tokens=config.batch_tokens, progress=progress)
-    samples = []
-    start = 0
-    for question in questions:
-        part = slice(start, start + len(question.windows))
-        option_scores = Scores(scores.nats[part], scores.n_tokens[part], scores.greedy[part])
-        samples.append(_sample(question, option_scores, rank, choose))
-        start = part.stop
-    return samples
 
 
 def _ranks(rank_by: str, scores: Scores, question: Question) -> NDArray[np.float64]:

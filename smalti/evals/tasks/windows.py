@@ -7,30 +7,39 @@ follows as many tokens as the context alone has. Both cut prompts that are too l
 """
 
 from collections.abc import Sequence
+from typing import Protocol
 
 import numpy as np
 
 from smalti.base.errors import UserError
 from smalti.config.task import Mode
+from smalti.data.tokenizer.tokenizer import Tokenizer
 from smalti.evals.likelihood import Window
 from smalti.evals.tasks.items import Item
 from smalti.evals.tasks.prompts import Prompt
-from smalti.serve.engine.engine import Engine
+
+
+class Encoder(Protocol):
+    """What makes tokens of a text; an engine has both."""
+
+    tokenizer: Tokenizer
+    begin_id: int
+    """The token before each text."""
 
 
 class TooLong(UserError):
     """An answer leaves no room for a prompt in the context."""
 
 
-def option_windows(engine: Engine, prompt: Prompt, seq_len: int, mode: Mode) -> tuple[list[Window], bool]:
+def option_windows(encoder: Encoder, prompt: Prompt, seq_len: int, mode: Mode) -> tuple[list[Window], bool]:
     """Return a window for each option, and whether one of them was cut to fit ``seq_len`` inputs."""
     ids_of = _published_ids if mode == "v0.3" else _joint_ids
     windows = []
     cut = False
     for context in prompt.contexts:
         for continuation in prompt.continuations:
-            before, after = ids_of(engine, prompt.head, context, continuation)
-            before = before or [engine.begin_id]
+            before, after = ids_of(encoder, prompt.head, context, continuation)
+            before = before or [encoder.begin_id]
             room = (seq_len if mode == "v0.3" else seq_len + 1) - len(after)
             if room < 1 or not after:
                 raise TooLong(
@@ -44,16 +53,16 @@ def option_windows(engine: Engine, prompt: Prompt, seq_len: int, mode: Mode) -> 
     return windows, cut
 
 
-def prompt_ids(engine: Engine, prompt: Prompt, mode: Mode) -> list[int]:
+def prompt_ids(encoder: Encoder, prompt: Prompt, mode: Mode) -> list[int]:
     """Return the tokens of a prompt to generate from."""
     if mode == "v0.3":
-        return [*head_ids(engine, prompt.head), *engine.tokenizer.encode(prompt.contexts[0])]
-    return [engine.begin_id, *engine.tokenizer.encode(prompt.text)]
+        return [*head_ids(encoder, prompt.head), *encoder.tokenizer.encode(prompt.contexts[0])]
+    return [encoder.begin_id, *encoder.tokenizer.encode(prompt.text)]
 
 
-def head_ids(engine: Engine, text: str) -> list[int]:
+def head_ids(encoder: Encoder, text: str) -> list[int]:
     """Return the tokens of a text after those that the tokenizer's own template begins with, which may be none."""
-    return [*engine.tokenizer.template_ids, *engine.tokenizer.encode(text)]
+    return [*encoder.tokenizer.template_ids, *encoder.tokenizer.encode(text)]
 
 
 def cut_ids(ids: list[int], room: int, *, keep_first: bool) -> list[int]:
@@ -63,23 +72,23 @@ def cut_ids(ids: list[int], room: int, *, keep_first: bool) -> list[int]:
     return [ids[0], *ids[len(ids) - room + 1 :]] if keep_first and room > 1 else ids[len(ids) - room :]
 
 
-def _published_ids(engine: Engine, head: str, context: str, continuation: str) -> tuple[list[int], list[int]]:
-    encode = engine.tokenizer.encode
+def _published_ids(encoder: Encoder, head: str, context: str, continuation: str) -> tuple[list[int], list[int]]:
+    encode = encoder.tokenizer.encode
     if len(encode(" a")) == 1 and not continuation.startswith(" "):
         continuation = " " + continuation
-    return [*head_ids(engine, head), *encode(context)], list(encode(continuation))
+    return [*head_ids(encoder, head), *encode(context)], list(encode(continuation))
 
 
-def _joint_ids(engine: Engine, head: str, context: str, continuation: str) -> tuple[list[int], list[int]]:
-    whole = engine.tokenizer.encode(head + context + continuation)
-    first = min(len(engine.tokenizer.encode(head + context)), len(whole) - 1)
-    return [engine.begin_id, *whole[:first]], list(whole[first:])
+def _joint_ids(encoder: Encoder, head: str, context: str, continuation: str) -> tuple[list[int], list[int]]:
+    whole = encoder.tokenizer.encode(head + context + continuation)
+    first = min(len(encoder.tokenizer.encode(head + context)), len(whole) - 1)
+    return [encoder.begin_id, *whole[:first]], list(whole[first:])
 
 
-def differing_windows(engine: Engine, item: Item, seq_len: int) -> Sequence[Window]:
+def differing_windows(encoder: Encoder, item: Item, seq_len: int) -> Sequence[Window]:
     """Return a window for each option of a generated item, scored from the first token in which any two differ."""
     texts = [item.prompt + choice for choice in item.choices]
-    rows = [np.array([engine.begin_id, *engine.tokenizer.encode(text)], dtype=np.int64) for text in texts]
+    rows = [np.array([encoder.begin_id, *encoder.tokenizer.encode(text)], dtype=np.int64) for text in texts]
     longest = max(len(row) for row in rows) - 1
     if longest > seq_len:
         raise UserError(

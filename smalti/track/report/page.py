@@ -13,6 +13,7 @@ from smalti.track.report.experts import experts_section
 from smalti.track.report.html import document, row, table, wide_and_narrow
 from smalti.track.report.machine import machine_charts
 from smalti.track.report.read import EvalRun, RunRecord
+from smalti.track.report.tasks import tasks_section
 from smalti.track.report.words import event_words, is_number, parse_time, score_words, whole_steps
 from smalti.track.report.worse import worse_in_stages
 
@@ -32,6 +33,7 @@ def page(run: RunRecord, parameters: tuple[int, int] | None) -> str:
         _training(run),
         experts_section(run),
         _continued(run),
+        tasks_section(run),
         _evals(run),
         _samples(run),
         _machine(run),

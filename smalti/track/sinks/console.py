@@ -13,7 +13,9 @@ from smalti.base import clock
 from smalti.base.env import no_color, plain_output
 from smalti.base.units import format_count, format_frac, format_seconds
 
-_EVAL_PREFIX = "metrics/eval/"
+_EVAL_PREFIX, _TASKS_PREFIX = "metrics/eval/", "icl/metrics/"
+_TASKS = 6
+"""Most tasks in a line."""
 
 
 class _Live(Protocol):
@@ -50,15 +52,15 @@ class ConsoleSink:
 
     def update(self, step: int, metrics: Mapping[str, Any]) -> None:
         """Show step ``step`` (1 is the first finished one) of the run."""
-        held_out = format_heldout(step, metrics)
         if "loss/train/total" in metrics:
             line = format_step(step, self._total_steps, metrics)
             if self._live is not None:
                 self._live.show(line, step / max(1, self._total_steps))
             else:
                 self._plain(line, is_last=step >= self._total_steps)
-        if held_out is not None:
-            self.message(held_out)
+        for text in (format_heldout(step, metrics), format_tasks(step, metrics)):
+            if text is not None:
+                self.message(text)
 
     def message(self, text: str) -> None:
         """Print a line above the live line: a checkpoint saved, an eval, a warning."""
@@ -126,6 +128,20 @@ def format_heldout(step: int, metrics: Mapping[str, Any]) -> str | None:
     return "  ".join(
         [f"held-out at step {step}", *(f"{source}: {', '.join(texts)}" for source, texts in texts_of.items())]
     )
+
+
+def format_tasks(step: int, metrics: Mapping[str, Any]) -> str | None:
+    """Return ``tasks at step 120  copa: 55.0% +- 5.0%  ...``, at most six; None without such metrics."""
+    texts = []
+    for name, value in metrics.items():
+        error = _number(metrics.get(f"{name}/stderr"))
+        if name.startswith(_TASKS_PREFIX) and error is not None:
+            texts.append(f"{name.rpartition('/')[2]}: {format_frac(value)} +- {format_frac(error)}")
+    if not texts:
+        return None
+    shown = texts[-_TASKS:]  # averages are at the end
+    more = f"({len(texts) - len(shown)} more in metrics.jsonl)" if len(shown) < len(texts) else ""
+    return "  ".join([f"tasks at step {step}", *shown, more]).rstrip()
 
 
 def _number(value: Any) -> float | None:
