@@ -17,6 +17,8 @@ class EvalConfig(Config):
     """The tasks, in order: names, paths of YAML files, or tasks written here."""
     mode: Mode = "fixed"
     """How tasks of files are asked and graded: ``v0.3`` as LLM Foundry 0.3 does, ``fixed`` without its defects."""
+    chat: bool = True
+    """Ask tasks of files through the model's chat template, if it has one; ``v0.3`` never does."""
     data: str | None = None
     """Folder of the Gauntlet's files, in LLM Foundry's layout (``world_knowledge/arc_easy.jsonl``)."""
     limit: Whole | None = Field(None, ge=1)

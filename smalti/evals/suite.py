@@ -9,6 +9,7 @@ from smalti import __version__
 from smalti.base import clock, store
 from smalti.base.errors import DataError, UserError
 from smalti.config.eval import EvalConfig
+from smalti.data.tokenizer.chat import ChatFormat
 from smalti.evals import results
 from smalti.evals.gauntlet.averages import averages
 from smalti.evals.gauntlet.files import missing, require_folder
@@ -33,6 +34,7 @@ def run(
     announce: Callable[[str], None] = lambda name: None,
     progress: Callable[[str, int, int], None] = lambda name, done, total: None,
     try_bf16: bool = False,
+    chat: ChatFormat | None = None,
 ) -> dict[str, Any]:
     """Run all tasks of ``config``; returns what ``results.json`` holds.
 
@@ -40,13 +42,16 @@ def run(
     ``folder`` in what is returned; None writes nothing. ``about`` is added to the results (step, folder of the model
     ...). ``announce`` is called with the name of each task before it runs, ``progress`` with the tokens that it has
     read, of all. ``try_bf16``: held-out text is scored in bfloat16 where that gives the same figure. All folders are
-    checked before anything is scored.
+    checked before anything is scored. ``chat``: the model's chat format; tasks of files are asked in it
+    if it has a template.
     """
     check_folders(config)
     seq_len = context_tokens(engine, config)
     tasks: list[TaskResult] = []
     too_long: dict[str, str] = {}
-    parts = _parts(engine, config, seq_len, try_bf16)
+    if chat is not None and not (config.chat and config.mode == "fixed" and chat.source):
+        chat = None
+    parts = _parts(engine, config, seq_len, try_bf16, chat)
     for number, (name, run_task) in enumerate(parts, 1):
         announce(name)
         begin_s = clock.now_s()
@@ -54,7 +59,7 @@ def run(
             task = run_task(partial(progress, f"{name} (task {number} of {len(parts)})"))
         except TooLong as error:
             if GAUNTLET not in config.tasks or name not in BY_NAME:
-                raise
+                raise TooLong(f"{name}: {error.message}", hint=error.hint) from error
             too_long[name] = error.message
             continue
         tasks.append(TaskResult(task.name, {**task.score, "wall_s": clock.now_s() - begin_s}, task.samples))
@@ -110,12 +115,12 @@ def check_folders(config: EvalConfig) -> None:
 
 
 def _parts(
-    engine: Engine, config: EvalConfig, seq_len: int, try_bf16: bool
+    engine: Engine, config: EvalConfig, seq_len: int, try_bf16: bool, chat: ChatFormat | None
 ) -> list[tuple[str, Callable[[Progress], TaskResult]]]:
     parts: list[tuple[str, Callable[[Progress], TaskResult]]] = []
     for task in find_tasks(config):
         if isinstance(task, FileTask):
-            parts.append((task.name, _file_part(task, engine, config, seq_len)))
+            parts.append((task.name, _file_part(task, engine, config, seq_len, chat)))
         elif task != "heldout":
             parts.append(
                 (task, partial(_score, partial(ranked.generated_task, task, engine, config, seq_len), engine, config))
@@ -134,19 +139,21 @@ def _score(make: Callable[[], ranked.RankedTask], engine: Engine, config: EvalCo
     return task.result(scores)
 
 
-def _file_part(task: FileTask, engine: Engine, config: EvalConfig, seq_len: int) -> Callable[[Progress], TaskResult]:
+def _file_part(
+    task: FileTask, engine: Engine, config: EvalConfig, seq_len: int, chat: ChatFormat | None
+) -> Callable[[Progress], TaskResult]:
     """Return the function that runs a task of a file, whose rows are read here, before anything is scored."""
     arguments = (task.name, task.config, read_items(task.config), engine, config, seq_len)
     about = {
         "task": task.config.model_dump(mode="json", exclude_defaults=True),
         "sha256": hashlib.sha256(store.read_bytes(task.config.file)).hexdigest(),
-    }
+    } | ({} if chat is None else {"chat": chat.source.rsplit("/", 1)[-1]})
 
     def run_and_describe(progress: Progress) -> TaskResult:
         if task.config.kind == "generation":
-            result = generation.run(*arguments, progress)
+            result = generation.run(*arguments, progress, chat=chat)
         else:
-            result = _score(partial(ranked.file_task, *arguments), engine, config, progress)
+            result = _score(partial(ranked.file_task, *arguments, chat=chat), engine, config, progress)
         return TaskResult(result.name, {**result.score, **about}, result.samples)
 
     return run_and_describe

@@ -13,10 +13,12 @@ from smalti.config.eval import EvalConfig
 from smalti.config.task import TaskConfig
 from smalti.evals import suite
 from smalti.evals.reader.reading import read
+from smalti.evals.tasks import generation
 from smalti.evals.tasks.items import read_items
 from smalti.evals.tasks.prompts import make_prompts
+from smalti.evals.tasks.windows import chat_ids
 from smalti.serve.engine.engine import Engine
-from smalti.serve.engine.offline import generate
+from smalti.serve.engine.offline import Completion, generate
 from smalti.serve.engine.sampling import SamplingParams
 
 GUIDE = Path(__file__).parents[2] / "docs/guides/write-a-task.md"
@@ -204,6 +206,61 @@ def test_one_cluster_has_no_interval(engine: Engine, tmp_path: Path) -> None:
     score = suite.run(engine, EvalConfig(tasks=[task]))["tasks"]["t"]
     assert (score["interval"], score["verdict"]) == (None, "not above chance")
     assert score["task"] == {"kind": "choice", "file": task.file, "columns": {"cluster": "passage"}}
+
+
+class Chat:
+    """A chat format in a few characters."""
+
+    source = "folder/chat_template.jinja"
+    stops: tuple[str, ...] = ()
+
+    def render(self, messages):
+        raise NotImplementedError
+
+    def prompt_ids(self, messages, tokenizer, begin_id):
+        (message,) = messages
+        assert message["role"] == "user"
+        return [begin_id, *tokenizer.encode(f"[{message['content']}]")]
+
+
+def test_a_chat_model_is_asked_through_its_template(engine: Engine, tmp_path: Path) -> None:
+    task = TaskConfig(kind="choice", file=_choices(tmp_path / "t.jsonl", 3), rank_by="sum")
+    score = suite.run(engine, EvalConfig(tasks=[task]), str(tmp_path), chat=Chat())["tasks"]["t"]
+    assert score["chat"] == "chat_template.jinja"
+    samples = next(tmp_path.glob("evals/*/*/samples.jsonl")).read_text().split("\n")[:-1]
+    for sample in map(json.loads, samples):
+        ids = [256, *f"[{sample['prompt']}]{sample['choices'][0]}".encode()]
+        expected = _log_likelihood(engine, ids, len(sample["choices"][0]))
+        assert sample["log_likelihoods"][0] == pytest.approx(expected, rel=1e-4)
+    for config in (EvalConfig(tasks=[task], chat=False), EvalConfig(tasks=[task], mode="v0.3")):
+        assert "chat" not in suite.run(engine, config, chat=Chat())["tasks"]["t"]
+
+
+def test_the_message_of_a_chat_is_cut_and_its_template_is_not(engine: Engine) -> None:
+    ids, is_cut = chat_ids(engine, Chat(), "some words and é", 8)
+    assert (bytes(ids[1:]).decode(), is_cut) == ("[nd é]", True)
+    assert bytes(chat_ids(engine, Chat(), "words é", 5)[0][1:]).decode() == "[é]"
+    assert bytes(chat_ids(engine, Chat(), "words é", 4)[0][1:]).decode() == "[]"
+    assert chat_ids(engine, Chat(), "word", 7)[1] is False
+    with pytest.raises(UserError, match="the chat template has 3 tokens"):
+        chat_ids(engine, Chat(), "word", 2)
+
+
+def test_a_chat_model_ends_an_answer_with_its_turn(engine: Engine, tmp_path: Path, monkeypatch) -> None:
+    calls = []
+
+    def answer(engine, ids, params):
+        calls.append((bytes(ids[0][1:]).decode(), params.stop))
+        return [Completion("", "I think.\n\nThe result is 5", (), "stop", 1)]
+
+    monkeypatch.setattr(generation, "generate", answer)
+    rows = [{"context": "2+3", "answer": "5"}]
+    task = TaskConfig(
+        kind="generation", file=_write(tmp_path / "t.jsonl", rows), answer_delimiter="result is ", stop=("\n\n",)
+    )
+    for chat, accuracy in ((None, 0.0), (Chat(), 1.0)):
+        assert suite.run(engine, EvalConfig(tasks=[task]), chat=chat)["tasks"]["t"]["accuracy"] == accuracy
+    assert calls == [("2+3", ("\n\n",)), ("[2+3]", ())]
 
 
 def test_long_prompts_lose_their_start(engine: Engine, tmp_path: Path) -> None:

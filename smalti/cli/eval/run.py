@@ -38,12 +38,11 @@ def run(
     For a run, results go to RUN/evals/SUITE/TIME/ and into the model card of its export; held-out folders and seq_len
     come from its config.
     """
-    from smalti.base.errors import UserError
+    from smalti.data.tokenizer.chat import load_chat
     from smalti.distributed.checkpoint.export import refresh_card
     from smalti.evals import bf16
     from smalti.evals import suite as suites_module
     from smalti.fleet import machine
-    from smalti.model.dtypes import DTYPES
     from smalti.serve.engine.engine import Engine
     from smalti.serve.folders import find
 
@@ -51,11 +50,7 @@ def run(
     config = _config(suite, folder, overrides or [])
     _require_newest(folder)
     suites_module.check_folders(config)
-    if dtype not in ("auto", *DTYPES):
-        raise UserError(f"--dtype {dtype} is not known", allowed=", ".join(("auto", *DTYPES)))
-    try_bf16 = dtype == "auto"
-    if try_bf16:
-        dtype = "fp32"
+    try_bf16, dtype = dtype == "auto", _dtype(dtype)
     engine = Engine.from_folder(folder.folder, dtype=dtype)
     about = {"model_folder": folder.folder, "compute_dtype": dtype, "step": folder.record.get("step")}
     with ProgressLine("tokens") as progress:
@@ -66,6 +61,7 @@ def run(
             about=about,
             progress=progress,
             try_bf16=try_bf16 and bf16.is_native(engine.model, machine.cpu()["features"]),
+            chat=load_chat(folder.folder),
         )
     if folder.run_folder is not None and output is None:
         refresh_card(folder.run_folder)
@@ -75,6 +71,16 @@ def run(
         print_json(results)
     else:
         _print(results)
+
+
+def _dtype(name: str) -> str:
+    """Return the dtype to load the model in; auto: fp32."""
+    from smalti.base.errors import UserError
+    from smalti.model.dtypes import DTYPES
+
+    if name not in ("auto", *DTYPES):
+        raise UserError(f"--dtype {name} is not known", allowed=", ".join(("auto", *DTYPES)))
+    return "fp32" if name == "auto" else name
 
 
 def suite_values(suite: str) -> dict[str, Any]:

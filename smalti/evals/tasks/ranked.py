@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from smalti.base.rng import derive_key
 from smalti.config.eval import EvalConfig
 from smalti.config.task import Mode, TaskConfig
+from smalti.data.tokenizer.chat import ChatFormat
 from smalti.evals.graders.baselines import majority, permuted
 from smalti.evals.likelihood import Scores, Window
 from smalti.evals.results import TaskResult
@@ -86,9 +87,16 @@ def generated_task(name: str, encoder: Encoder, config: EvalConfig, seq_len: int
 
 
 def file_task(
-    name: str, task: TaskConfig, items: Sequence[Item], encoder: Encoder, config: EvalConfig, seq_len: int
+    name: str,
+    task: TaskConfig,
+    items: Sequence[Item],
+    encoder: Encoder,
+    config: EvalConfig,
+    seq_len: int,
+    *,
+    chat: ChatFormat | None = None,
 ) -> RankedTask:
-    """Return a task of a file.
+    """Return a task of a file; with ``chat`` its questions are in the model's chat format.
 
     Ties go to the first option: in ``v0.3`` that of the file, in ``fixed`` that of the item's hash.
     """
@@ -96,7 +104,7 @@ def file_task(
     prompts = make_prompts(task, items, mode=mode, limit=config.limit or task.limit)
     questions = []
     for prompt in prompts:
-        windows, cut = option_windows(encoder, prompt, seq_len, mode)
+        windows, cut = option_windows(encoder, prompt, seq_len, mode, chat)
         texts = [text for _ in prompt.contexts for text in prompt.continuations]
         questions.append(Question(prompt.item, prompt.text, windows, texts, cut))
     rank = partial(_ranks, task.rank_by if mode == "fixed" else "per_token")

@@ -13,6 +13,7 @@ import numpy as np
 
 from smalti.base.errors import UserError
 from smalti.config.task import Mode
+from smalti.data.tokenizer.chat import ChatFormat
 from smalti.data.tokenizer.tokenizer import Tokenizer
 from smalti.evals.likelihood import Window
 from smalti.evals.tasks.items import Item
@@ -31,22 +32,35 @@ class TooLong(UserError):
     """An answer leaves no room for a prompt in the context."""
 
 
-def option_windows(encoder: Encoder, prompt: Prompt, seq_len: int, mode: Mode) -> tuple[list[Window], bool]:
-    """Return a window for each option, and whether one of them was cut to fit ``seq_len`` inputs."""
+def option_windows(
+    encoder: Encoder, prompt: Prompt, seq_len: int, mode: Mode, chat: ChatFormat | None = None
+) -> tuple[list[Window], bool]:
+    """Return a window for each option, and whether one of them was cut to fit ``seq_len`` inputs.
+
+    With ``chat`` the prompt is the user's message, and an option is the answer, without white space before it.
+    """
+    before: list[int]
     ids_of = _published_ids if mode == "v0.3" else _joint_ids
     windows = []
     cut = False
     for context in prompt.contexts:
         for continuation in prompt.continuations:
-            before, after = ids_of(encoder, prompt.head, context, continuation)
-            before = before or [encoder.begin_id]
+            if chat is not None:
+                before = []  # the template's tokens, once the room for them is known
+                after = list(encoder.tokenizer.encode(continuation.lstrip() or continuation))
+            else:
+                before, after = ids_of(encoder, prompt.head, context, continuation)
+                before = before or [encoder.begin_id]
             room = (seq_len if mode == "v0.3" else seq_len + 1) - len(after)
             if room < 1 or not after:
                 raise TooLong(
                     f"line {prompt.item.line}: an answer has {len(after)} tokens and the longest context is {seq_len}",
                     hint="leave the task out, or evaluate with a longer seq_len",
                 )
-            if len(before) > room:
+            if chat is not None:
+                before, is_cut = chat_ids(encoder, chat, prompt.head + context, room)
+                cut = cut or is_cut
+            elif len(before) > room:
                 cut = True
                 before = cut_ids(before, room, keep_first=mode == "fixed")
             windows.append(Window(np.array(before + after, dtype=np.int64), len(before)))
@@ -58,6 +72,24 @@ def prompt_ids(encoder: Encoder, prompt: Prompt, mode: Mode) -> list[int]:
     if mode == "v0.3":
         return [*head_ids(encoder, prompt.head), *encoder.tokenizer.encode(prompt.contexts[0])]
     return [encoder.begin_id, *encoder.tokenizer.encode(prompt.text)]
+
+
+def chat_ids(encoder: Encoder, chat: ChatFormat, text: str, room: int) -> tuple[list[int], bool]:
+    """Return the tokens of a chat whose only message is ``text``, cut at its start to ``room`` tokens, and if it was.
+
+    Raises TooLong where the template alone has more.
+    """
+    message = {"role": "user", "content": text}
+    ids = chat.prompt_ids([message], encoder.tokenizer, encoder.begin_id)
+    is_cut = len(ids) > room
+    while len(ids) > room:
+        text_ids = list(encoder.tokenizer.encode(message["content"]))
+        if not text_ids:
+            raise TooLong(f"the chat template has {len(ids)} tokens, and there is room for {room}")
+        # What is left of a character whose first tokens are gone is not text, and would grow when it is encoded again.
+        message["content"] = encoder.tokenizer.decode(text_ids[len(ids) - room :]).lstrip("\ufffd")
+        ids = chat.prompt_ids([message], encoder.tokenizer, encoder.begin_id)
+    return ids, is_cut
 
 
 def head_ids(encoder: Encoder, text: str) -> list[int]:
