@@ -16,6 +16,8 @@ NOT_RUN = {
     "smalti demo --minutes 1": "takes minutes; tests/cli/test_cli_demo.py and CI run it",
     "smalti runs send runs/demo 'track.sinks=[mlflow]'": "needs a server; tests/track/test_track_mlflow.py starts one",
     "smalti serve runs/demo --port 8000": "does not end; tests/serve start it",
+    "smalti eval data llm-foundry/scripts/eval/local_data --check": "needs Gauntlet files; test_evals_gauntlet.py",
+    "smalti eval lint mine.jsonl; smalti eval lint --suite gauntlet data=DIR --json": "the same; test_evals_lint.py",
 }
 """Examples that are parsed only (tests/repository/test_examples.py), with the reason."""
 
