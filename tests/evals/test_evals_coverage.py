@@ -110,7 +110,7 @@ def test_eval_statistics_detect_the_smallest_detectable_difference(name, proof, 
 
 def check(rates: dict[str, list[float]], enough: float, cases: int) -> None:
     """Shapes with enough answers cover 93 to 97 %, the others at least 86 %."""
-    noise = 0 if cases >= 2000 else 3 * 0.22 / cases**0.5
+    noise = 0 if cases >= 10_000 else 3 * 0.22 / cases**0.5
     low = {
         name: rate for name, (rate, answers) in rates.items() if rate < (0.93 if answers >= enough else 0.86) - noise
     }

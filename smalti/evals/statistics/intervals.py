@@ -128,7 +128,7 @@ def bootstrap_ratio(
         while not denominators[drawn := generator.integers(n, size=n)].any():
             pass  # only units without size were drawn, which have no ratio
         ratios[index] = numerators[drawn].sum() / denominators[drawn].sum()
-    stderr = float(ratios.std(ddof=1))
+    stderr = float(ratios.std(ddof=1)) * math.sqrt(n / (n - 1))  # resamples of n vary less than samples, by (n - 1) / n
     ratio = ratio_of_sums(numerators, denominators)
     half = quantile(0.975, ratio.df) * stderr
     return stderr, (ratio.value - half, ratio.value + half)
