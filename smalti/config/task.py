@@ -1,12 +1,12 @@
 """The schema of an evaluation task: a JSONL file, what is in its columns, and how a prompt is made of a row."""
 
-from typing import Literal
+from typing import Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
-from smalti.config.schema import Config, Real, Whole
+from smalti.config.schema import Config, NotAllowed, Real, Whole
 
-Kind = Literal["choice", "schema", "exact", "generation"]
+Kind = Literal["choice", "schema", "exact", "generation", "ifeval"]
 Mode = Literal["fixed", "v0.3"]
 
 
@@ -42,7 +42,8 @@ class TaskConfig(Config):
 
     kind: Kind
     """``choice``: the likeliest option; ``schema``: the context under which a continuation is likeliest; ``exact``: a
-    continuation whose every token is the likeliest; ``generation``: a generated answer."""
+    continuation whose every token is the likeliest; ``generation``: a generated answer; ``ifeval``: a generated answer
+    that follows instructions, in the columns of IFEval."""
     file: str
     """The JSONL file; a relative path starts at the folder of the YAML file."""
     name: str | None = Field(None, pattern=r"[A-Za-z0-9][A-Za-z0-9._-]*")
@@ -71,6 +72,17 @@ class TaskConfig(Config):
     normalize: bool = True
     """Kind generation: compare without case, punctuation and articles."""
     max_new_tokens: Whole | None = Field(None, ge=1)
-    """Kind generation: longest answer; absent: the longest in the file, with its reasoning, and 10 more."""
+    """Kind generation: longest answer; absent: the longest in the file, with its reasoning, and 10 more. Kind ifeval:
+    absent: 1280."""
     limit: Whole | None = Field(None, ge=1)
     """Use at most this many rows; absent: all."""
+
+    @model_validator(mode="after")
+    def _ifeval_has_its_own_columns(self) -> Self:
+        if self.kind == "ifeval" and (self.shots or self.columns != Columns()):
+            raise NotAllowed(
+                "columns and shots have no effect with kind: ifeval",
+                allowed="the columns key, prompt, instruction_id_list and kwargs; no shots",
+                hint="remove them, or write the rows in the columns of IFEval",
+            )
+        return self

@@ -81,7 +81,7 @@ def _tasks(evals: InLoopConfig, encoder: _Encoder, seq_len: int) -> tuple[list[R
         if isinstance(task, str):
             if task != "heldout":
                 tasks.append(generated_task(task, encoder, evals, seq_len))
-        elif task.config.kind == "generation":
+        elif task.config.kind in ("generation", "ifeval"):
             reasons[task.name] = "needs generation: smalti eval run"
         else:
             try:

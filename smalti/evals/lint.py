@@ -86,7 +86,7 @@ def lint_results(tasks: Mapping[str, Mapping[str, Any]], file: str) -> list[Find
 def kind_of(path: str) -> Kind:
     """Return the kind of task that the columns of a file are for."""
     line, row = read_rows(path)[0]
-    for kind in ("choice", "schema", "exact", "generation"):
+    for kind in NEEDED:
         if set(NEEDED[kind].values()) <= set(row):
             return kind
     needed = "; ".join(f"{kind}: {', '.join(columns.values())}" for kind, columns in NEEDED.items())
@@ -98,6 +98,8 @@ def kind_of(path: str) -> Kind:
 
 
 def _gold(items: Sequence[Item], kind: Kind) -> Iterator[tuple[str, str, Sequence[Item]]]:
+    if kind == "ifeval":
+        return
     if kind in ("exact", "generation"):
         answers = Counter((item.choices or item.answers)[0] for item in items)
         answer, count = answers.most_common(1)[0]
@@ -164,7 +166,7 @@ def _lengths(items: Sequence[Item], kind: Kind) -> Iterator[tuple[str, str, Sequ
 
 
 def _in_prompt(items: Sequence[Item], kind: Kind) -> Iterator[tuple[str, str, Sequence[Item]]]:
-    if kind == "schema":
+    if kind in ("schema", "ifeval"):
         return
     if kind in ("exact", "generation"):
         rows = [item for item in items if _contains(item.prompt, (item.choices or item.answers)[0])]

@@ -14,15 +14,18 @@ from smalti.evals import results
 from smalti.evals.gauntlet.averages import averages
 from smalti.evals.gauntlet.files import missing, require_folder
 from smalti.evals.gauntlet.table import BY_NAME
+from smalti.evals.graders.ifeval.rows import load_rows
 from smalti.evals.likelihood import Progress, score_greedy
 from smalti.evals.results import TaskResult
-from smalti.evals.tasks import generation, heldout, ranked
+from smalti.evals.tasks import generation, heldout, instructions, ranked
 from smalti.evals.tasks.find import GAUNTLET, FileTask, find_tasks
 from smalti.evals.tasks.items import read_items
 from smalti.evals.tasks.windows import TooLong
 from smalti.serve.engine.engine import Engine
 
 _LONGEST_DEFAULT_TOKENS = 2048
+_GENERATED = {"generation": generation.run, "ifeval": instructions.run}
+"""Kinds of tasks whose answers are generated; the others are ranked by likelihood."""
 
 
 def run(
@@ -143,6 +146,8 @@ def _file_part(
     task: FileTask, engine: Engine, config: EvalConfig, seq_len: int, chat: ChatFormat | None
 ) -> Callable[[Progress], TaskResult]:
     """Return the function that runs a task of a file, whose rows are read here, before anything is scored."""
+    if task.config.kind == "ifeval":
+        load_rows(task.config.file)  # raises for an instruction that no verifier knows
     arguments = (task.name, task.config, read_items(task.config), engine, config, seq_len)
     about = {
         "task": task.config.model_dump(mode="json", exclude_defaults=True),
@@ -150,8 +155,8 @@ def _file_part(
     } | ({} if chat is None else {"chat": chat.source.rsplit("/", 1)[-1]})
 
     def run_and_describe(progress: Progress) -> TaskResult:
-        if task.config.kind == "generation":
-            result = generation.run(*arguments, progress, chat=chat)
+        if task.config.kind in _GENERATED:
+            result = _GENERATED[task.config.kind](*arguments, progress, chat=chat)
         else:
             result = _score(partial(ranked.file_task, *arguments, chat=chat), engine, config, progress)
         return TaskResult(result.name, {**result.score, **about}, result.samples)

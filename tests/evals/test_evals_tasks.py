@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from pydantic import ValidationError
 from tiny_models import ByteTokenizer, UniformModel, llama_config, tiny_model
 
 from smalti.base.errors import DataError, UserError
@@ -280,3 +281,34 @@ def test_unknown_tasks_and_files(engine: Engine, tmp_path: Path) -> None:
     twice = TaskConfig(kind="choice", file=_choices(tmp_path / "t.jsonl"))
     with pytest.raises(UserError, match="two tasks have the name 't'"):
         suite.check_folders(EvalConfig(tasks=[twice, twice]))
+
+
+_IFEVAL = [
+    {"key": 7, "prompt": "Say it without commas. ", "instruction_id_list": ["punctuation:no_comma"], "kwargs": [{}]},
+    {"key": 8, "prompt": "Be loud.", "instruction_id_list": ["change_case:english_capital"], "kwargs": [{}]},
+]
+
+
+@pytest.mark.parametrize(("mode", "verdicts"), [("fixed", "fixed"), ("v0.3", "official")])
+def test_instructions_are_verified(engine: Engine, tmp_path: Path, mode: str, verdicts: str) -> None:
+    task = TaskConfig(kind="ifeval", file=_write(tmp_path / "ifeval.jsonl", _IFEVAL), max_new_tokens=6)
+    report = suite.run(engine, EvalConfig(tasks=(task,), mode=mode, seq_len=100), str(tmp_path))
+    score = report["tasks"]["ifeval"]
+    samples = [json.loads(line) for line in (Path(report["folder"]) / "samples.jsonl").read_text().splitlines()]
+    assert [sample["id"] for sample in samples] == ["7", "8"]
+    assert score["verdicts"] == verdicts
+    for sample in samples:
+        assert sample["correct"] == all(one["strict"][verdicts] for one in sample["instructions"])
+    assert score["accuracy"] == score["instructions"][verdicts]["prompt_strict"]["value"]
+    assert score["truncated_frac"] == np.mean([sample["truncated"] for sample in samples])
+
+
+def test_unknown_instructions_are_refused_before_anything_is_scored(engine: Engine, tmp_path: Path) -> None:
+    rows = [{**_IFEVAL[0], "instruction_id_list": ["punctuation:no_coma"]}]
+    task = TaskConfig(kind="ifeval", file=_write(tmp_path / "ifeval.jsonl", rows))
+    with pytest.raises(DataError, match=r"ifeval.jsonl:1: .*no_coma"):
+        suite.run(
+            engine, EvalConfig(tasks=("arithmetic", task), seq_len=100), progress=lambda *_: pytest.fail("scored")
+        )
+    with pytest.raises(ValidationError, match="no effect with kind: ifeval"):
+        TaskConfig(kind="ifeval", file="x.jsonl", shots=1)

@@ -1,6 +1,8 @@
 """Tasks with generated answers: greedy, until a stop text, the end of the document or the longest answer."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
 
 from smalti.config.eval import EvalConfig
 from smalti.config.task import Mode, TaskConfig
@@ -20,6 +22,21 @@ _SPARE_TOKENS = 10
 """Tokens that reasoning may have beyond the longest in the file."""
 
 
+@dataclass(frozen=True)
+class Completed:
+    """A prompt, what the model answered, and whether the prompt was cut to fit."""
+
+    prompt: Prompt
+    text: str
+    truncated: bool
+    cut: bool
+
+    def sample(self) -> dict[str, Any]:
+        """Return the fields that every generated answer has in a sample."""
+        labels = self.prompt.item.labels()
+        return {**labels, "prompt": self.prompt.text, "answer": self.text, "truncated": self.truncated}
+
+
 def run(
     name: str,
     task: TaskConfig,
@@ -36,47 +53,55 @@ def run(
     With ``chat`` the prompt is the user's message, and an answer ends at the end of the turn: ``stop`` is for models
     that continue the text.
     """
-    mode = config.mode
     n_new = max_new_tokens(task, items, engine)
+    task_stop = task.stop if chat is None else chat.stops
+    ends_with_line = config.mode == "fixed" and not task.answer_delimiter and chat is None
+    stop = task_stop or (("\n",) if ends_with_line else ())
+    completed = complete(task, items, engine, config, seq_len, chat, n_new=n_new, stop=stop)
+    progress(1, 1)
+    grade = answers.as_published if config.mode == "v0.3" else answers.exact
+    samples = []
+    for answer in completed:
+        right = answer.prompt.item.answers
+        result = grade(answer.text, right, delimiter=task.answer_delimiter, stop=task_stop, normalize=task.normalize)
+        samples.append({**answer.sample(), "parsed": result.parsed, "answers": list(right), "correct": result.correct})
+    score = accuracy(samples, task.chance or 0.0) | shares(completed)
+    score["unparsed_frac"] = sum(sample["parsed"] is None for sample in samples) / len(samples)
+    return TaskResult(name, {**score, "max_new_tokens": n_new, "shots": task.shots, "mode": config.mode}, samples)
+
+
+def complete(
+    task: TaskConfig,
+    items: Sequence[Item],
+    engine: Engine,
+    config: EvalConfig,
+    seq_len: int,
+    chat: ChatFormat | None,
+    *,
+    n_new: int,
+    stop: tuple[str, ...],
+) -> list[Completed]:
+    """Generate an answer of at most ``n_new`` tokens to the prompt of each item."""
     if n_new >= seq_len:
         raise TooLong(
             f"an answer has up to {n_new} tokens, and the longest context is {seq_len}",
             hint="leave the task out, or evaluate with a longer seq_len",
         )
-    prompts = make_prompts(task, items, mode=mode, limit=config.limit or task.limit)
-    rows = [_ids(engine, prompt, seq_len - n_new, mode, chat) for prompt in prompts]
-    task_stop = task.stop if chat is None else chat.stops
-    stop = task_stop or (("\n",) if mode == "fixed" and not task.answer_delimiter and chat is None else ())
-    completions = generate(engine, [ids for ids, _ in rows], SamplingParams(max_tokens=n_new, stop=stop))
-    progress(1, 1)
-    grade = answers.as_published if mode == "v0.3" else answers.exact
-    samples = []
-    for prompt, completion in zip(prompts, completions, strict=True):
-        right = prompt.item.answers
-        result = grade(
-            completion.text, right, delimiter=task.answer_delimiter, stop=task_stop, normalize=task.normalize
-        )
-        samples.append(
-            {
-                **prompt.item.labels(),
-                "prompt": prompt.text,
-                "answer": completion.text,
-                "parsed": result.parsed,
-                "answers": list(right),
-                "truncated": completion.finish_reason == "length",
-                "correct": result.correct,
-            }
-        )
-    score = accuracy(samples, task.chance or 0.0)
-    score |= {
-        "truncated_frac": sum(bool(sample["truncated"]) for sample in samples) / len(samples),
-        "unparsed_frac": sum(sample["parsed"] is None for sample in samples) / len(samples),
-        "max_new_tokens": n_new,
-        "shots": task.shots,
-        "mode": mode,
-        "cut_frac": sum(is_cut for _, is_cut in rows) / len(rows),
+    prompts = make_prompts(task, items, mode=config.mode, limit=config.limit or task.limit)
+    rows = [_ids(engine, prompt, seq_len - n_new, config.mode, chat) for prompt in prompts]
+    answered = generate(engine, [ids for ids, _ in rows], SamplingParams(max_tokens=n_new, stop=stop))
+    return [
+        Completed(prompt, answer.text, answer.finish_reason == "length", is_cut)
+        for prompt, answer, (_, is_cut) in zip(prompts, answered, rows, strict=True)
+    ]
+
+
+def shares(completed: Sequence[Completed]) -> dict[str, float]:
+    """Return the shares of answers without an end, and of prompts that were cut."""
+    return {
+        "truncated_frac": sum(answer.truncated for answer in completed) / len(completed),
+        "cut_frac": sum(answer.cut for answer in completed) / len(completed),
     }
-    return TaskResult(name, score, samples)
 
 
 def _ids(engine: Engine, prompt: Prompt, room: int, mode: Mode, chat: ChatFormat | None) -> tuple[list[int], bool]:

@@ -17,6 +17,7 @@ NEEDED: dict[Kind, dict[str, str]] = {
     "schema": {"contexts": "context_options", "continuation": "continuation", "gold": "gold"},
     "exact": {"context": "context", "continuation": "continuation"},
     "generation": {"context": "context", "answer": "answer"},
+    "ifeval": {"context": "prompt", "id": "key"},
 }
 """Kind -> field of ``Columns`` that each row needs -> its column if none is named."""
 _OPTIONAL = {"aliases": "aliases", "reasoning": "chain_of_thought"}
@@ -187,9 +188,14 @@ def _generation(row: _Row, index: int) -> Item:
     )
 
 
+def _ifeval(row: _Row, index: int) -> Item:
+    return Item(contexts=(row.text("context"),), choices=(), **row.labels(index))
+
+
 _READERS: dict[Kind, Callable[[_Row, int], Item]] = {
     "choice": _choice,
     "schema": _schema,
     "exact": _exact,
     "generation": _generation,
+    "ifeval": _ifeval,
 }
