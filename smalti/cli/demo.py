@@ -35,6 +35,10 @@ def demo(
         list[str] | None, typer.Argument(metavar="TRACK.A=VALUE", help="Trackers of the training run.")
     ] = None,
     minutes: Annotated[float, typer.Option(help="Approximate length of the training, 0.05 to 600.")] = 2.75,
+    gauntlet: Annotated[
+        str | None,
+        typer.Option(metavar="DIR", help="Also run the Gauntlet's tasks that fit the context; DIR has its files."),
+    ] = None,
 ) -> None:
     """Run the whole pipeline on documents of the installed Python: curate, tokenize, train, export, evaluate, generate.
 
@@ -43,8 +47,10 @@ def demo(
     from smalti.base.clock import now_s
     from smalti.base.errors import UserError
     from smalti.base.units import format_seconds
+    from smalti.config.eval import suites
     from smalti.config.load import load
     from smalti.config.run import RunConfig
+    from smalti.evals.tasks.find import find_tasks
 
     if not 0.05 <= minutes <= 600:
         raise UserError(f"--minutes {minutes} is out of range", allowed="0.05 to 600", hint="smalti demo --minutes 1")
@@ -56,6 +62,8 @@ def demo(
             hint=f"after the demo: smalti train demo name=mine {unknown[0]}",
         )
     load(RunConfig, "demo", track)  # raises on a wrong override before the first stage
+    if gauntlet is not None:
+        find_tasks(suites()["gauntlet"].model_copy(update={"data": gauntlet}))  # raises where DIR has none of its files
     start_s = now_s()
     stage("Documents: library sources and documentation of the installed Python", "data", "documents", RAW)
     stage("Curate: normalise, quality rules, exact dedup, held-out split", "data", "curate", "demo-curate")
@@ -66,6 +74,8 @@ def demo(
     stage("Train: a small Llama on two ranks", "train", "demo", *duration, *track)
     stage("Export: a Hugging Face folder, compared with transformers", "export", RUN, *_verify())
     stage("Evaluate: bits per byte against gzip and xz, two tasks", "eval", "run", RUN)
+    if gauntlet is not None:
+        stage("Evaluate: the Gauntlet", "eval", "run", RUN, "--suite", "gauntlet", f"data={gauntlet}", "limit=100")
     for prompt in PROMPTS:
         options = ("--max-tokens", "96", "--temperature", "0.7", "--save")
         stage("Generate", "chat", RUN, "--prompt", prompt, *options)
@@ -178,8 +188,8 @@ def _trial_step_s() -> float:
     return float(hours[TRIAL_STEPS] - hours[TRIAL_STEPS // 2]) * 3600 / (TRIAL_STEPS - TRIAL_STEPS // 2)
 
 
-def _newest_results() -> dict[str, Any]:
-    files = sorted(Path(RUN).glob("evals/demo/*/results.json"))
+def _newest_results(suite: str) -> dict[str, Any]:
+    files = sorted(Path(RUN).glob(f"evals/{suite}/*/results.json"))
     return dict(json.loads(files[-1].read_text())) if files else {"tasks": {}}
 
 
@@ -204,8 +214,13 @@ def _summary(total_s: float) -> str:
         lines.append(("speed", f"{format_count(_median(rates))} tokens/s"))
     if mfus:
         lines[-1] = ("speed", f"{lines[-1][1]}, MFU {format_frac(_median(mfus))} of the measured matmul peak")
-    for name, task in _newest_results()["tasks"].items():
+    for name, task in _newest_results("demo")["tasks"].items():
         lines.append((name, _score(task)))
+    gauntlet = _newest_results("gauntlet")
+    if mean := gauntlet.get("gauntlet", {}).get("core_average"):
+        low, high = mean["interval"]
+        n = f"{len(gauntlet['tasks'])} benchmarks of the Gauntlet"
+        lines.append(("core average", f"{mean['value']:.3f} [{low:.3f}, {high:.3f}], {n}, 0 is chance"))
     lines.append(("total time", format_seconds(total_s)))
     return "\n== Results\n" + pairs(lines)
 

@@ -188,6 +188,18 @@ def test_a_wrong_override_is_refused_before_the_first_stage(
     assert f"hint: {hint}" in capsys.readouterr().err
 
 
+def test_a_folder_without_the_gauntlet_is_refused_before_the_first_stage(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from smalti.cli import demo
+    from smalti.cli.main import run
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(demo, "_run", lambda command: pytest.fail(f"a stage was started: {command}"))
+    assert run(["demo", "--gauntlet", str(tmp_path)]) == 2
+    assert "has none of the Gauntlet's files" in capsys.readouterr().err
+
+
 def test_the_command_of_a_failed_stage_can_be_pasted(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

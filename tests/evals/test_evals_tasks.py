@@ -10,6 +10,7 @@ from pydantic import ValidationError
 from tiny_models import ByteTokenizer, UniformModel, llama_config, tiny_model
 
 from smalti.base.errors import DataError, UserError
+from smalti.base.units import format_frac
 from smalti.config.eval import EvalConfig
 from smalti.config.task import TaskConfig
 from smalti.evals import suite
@@ -21,6 +22,7 @@ from smalti.evals.tasks.windows import chat_ids
 from smalti.serve.engine.engine import Engine
 from smalti.serve.engine.offline import Completion, generate
 from smalti.serve.engine.sampling import SamplingParams
+from smalti.track.report.words import share_words
 
 GUIDE = Path(__file__).parents[2] / "docs/guides/write-a-task.md"
 
@@ -301,6 +303,9 @@ def test_instructions_are_verified(engine: Engine, tmp_path: Path, mode: str, ve
         assert sample["correct"] == all(one["strict"][verdicts] for one in sample["instructions"])
     assert score["accuracy"] == score["instructions"][verdicts]["prompt_strict"]["value"]
     assert score["truncated_frac"] == np.mean([sample["truncated"] for sample in samples])
+    assert share_words(score | {"cut_frac": 0.5}) == [
+        f"{format_frac(score['truncated_frac'])} of answers truncated", "50.0% of prompts cut",
+    ]  # fmt: skip
 
 
 def test_unknown_instructions_are_refused_before_anything_is_scored(engine: Engine, tmp_path: Path) -> None:

@@ -190,9 +190,11 @@ def _interval(score: dict[str, Any]) -> str:
 
 
 def _baseline(score: dict[str, Any]) -> str:
+    from smalti.track.report.words import share_words
+
     if score["metric"] == "bits_per_byte":
         return (
             f"gzip -9 {score['gzip_bits_per_byte']:.3f}, xz -9 {score['xz_bits_per_byte']:.3f} "
             f"({score['n_bytes']:,} bytes)"
         )
-    return f"chance {score['chance']:.3f}: {score['verdict']}"
+    return ", ".join((f"chance {score['chance']:.3f}: {score['verdict']}", *share_words(score)))

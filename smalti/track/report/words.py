@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from datetime import datetime
 from typing import Any
 
+from smalti.base.units import format_frac
 from smalti.config.durations import RunLength
 from smalti.track.report.read import RunRecord
 
@@ -27,10 +28,25 @@ def score_words(score: Mapping[str, Any]) -> tuple[str, str, str, str, str]:
     ]
     if score.get("verdict"):
         beside.append(str(score["verdict"]))
+    beside += share_words(score)
     value = f"{score['value']:.3f}" if is_number(score.get("value")) else "-"
     ends = interval(score)
     spread = "-" if ends is None else f"{ends[0]:.3f} to {ends[1]:.3f}"
     return str(score.get("metric", "")).replace("_", " "), value, spread, str(score.get("n", "-")), ", ".join(beside)
+
+
+def share_words(score: Mapping[str, Any]) -> list[str]:
+    """Return the shares of truncated answers (also 0), of answers without a result and of cut prompts, in words."""
+    named = (
+        ("truncated_frac", "answers truncated"),
+        ("unparsed_frac", "answers unparsed"),
+        ("cut_frac", "prompts cut"),
+    )
+    return [
+        f"{format_frac(score[key])} of {name}"
+        for key, name in named
+        if is_number(score.get(key)) and (score[key] or key == "truncated_frac")
+    ]
 
 
 def interval(score: Mapping[str, Any]) -> tuple[float, float] | None:
