@@ -5,8 +5,9 @@
 
 The twin has an MLP as wide as the experts of a token together. Both train on the same random tokens by ``train_step``,
 in bf16 as a recipe does by default, at a small learning rate, so that the load of the experts stays near even and
-changes from step to step. Both answer the same prompts by the engine, in fp32 as ``smalti serve`` does by default. They
-take turns in one process. Beside the ratio of times is that of processor times, which other processes disturb less.
+changes from step to step. Both answer the same prompts by the engine with its defaults, in fp32: the twin decodes in
+steps of 16 rows, the MoE without padding. They take turns in one process. Beside the ratio of times is that of
+processor times, which other processes disturb less.
 """
 
 import argparse
@@ -42,7 +43,13 @@ SEQUENCES, TOKENS, VOCABULARY, LAYERS = 8, 256, 4096, 3
 WARM_STEPS = 15
 SHAPES = {"demo-moe": (128, 192, 8, 2), "128": (128, 96, 16, 4), "256": (256, 176, 16, 4), "512": (512, 352, 16, 4)}
 """Hidden size, width of an expert, experts, experts of a token. ``demo-moe`` is that of the recipe."""
-SERVED = {"prefill 240": (1, 240, 1), "prefill 8 x 240": (8, 240, 1), "decode": (1, 8, 48), "decode 8 rows": (8, 8, 48)}
+SERVED = {
+    "prefill 240": (1, 240, 1),
+    "prefill 8 x 240": (8, 240, 1),
+    "decode": (1, 8, 48),
+    "decode 8 rows": (8, 8, 48),
+    "decode 16 rows": (16, 8, 48),
+}
 """Prompts, tokens of each, new tokens."""
 SLOWEST = 15
 

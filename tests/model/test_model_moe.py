@@ -109,6 +109,15 @@ def test_the_same_input_gives_the_same_bits(dtype):
     assert all(torch.equal(a, b) for other in others for a, b in zip(first, other, strict=True))
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_without_gradients_the_output_has_the_same_bits(dtype):
+    layer = MoE(sparse(moe={"num_experts": 6, "num_experts_per_tok": 3})).to(dtype)
+    x = torch.randn(2, 50, 32).to(dtype)
+    expected = layer(x)[0]
+    with torch.no_grad():
+        assert torch.equal(layer(x)[0], expected)
+
+
 def test_slots_are_sorted_by_expert_and_then_in_order_and_end_with_the_last():
     expert = torch.tensor([[4, 1], [1, 0], [4, 0]])
     order, slot, end = slots(expert, 6)

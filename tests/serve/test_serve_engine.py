@@ -54,6 +54,15 @@ def test_sampled_answers_do_not_depend_on_the_batch(engine: Engine) -> None:
     assert together[::-1] == generate(engine, PROMPTS[::-1], params[::-1])
 
 
+@pytest.mark.parametrize("step_rows", [None, 4])
+def test_a_decode_step_has_16_rows_and_with_experts_no_padding(engine: Engine, step_rows: int | None) -> None:
+    engine = Engine(engine.model, engine.tokenizer, limits=Limits(step_rows=step_rows))
+    rows: list[int] = []
+    engine.model.embed.register_forward_hook(lambda _, ids, output: rows.append(len(output)))
+    generate(engine, PROMPTS[:3], SamplingParams(max_tokens=2, ignore_eos=True))
+    assert rows[-1] == (step_rows or (3 if engine.model.config.moe else 16))
+
+
 def test_cached_logits_equal_full_recompute(engine: Engine) -> None:
     ids = torch.randint(0, 256, (3, 40), generator=torch.Generator().manual_seed(1))
     with torch.no_grad():

@@ -29,6 +29,8 @@ from smalti.serve.engine.scheduler import Limits, QueueFull, Scheduler
 from smalti.serve.engine.scores import SampledIds, score
 from smalti.serve.folders import ModelFolder
 
+_STEP_ROWS = 16
+"""Rows to a multiple of which a decode step of a dense model is padded by default; ``Runner`` says why."""
 _CONTEXT_TOKENS = 4
 """Last tokens of the prompt that the text decoder sees first: some tokenizers drop a space at the start of a text."""
 
@@ -79,7 +81,8 @@ class Engine:
         self.name = name
         self.limits = limits or Limits()
         self._sampled_ids = SampledIds(tokenizer.vocab_size, tokenizer.unused_ids)
-        self._runner = Runner(self.model, self._sampled_ids, step_rows=self.limits.step_rows)
+        step_rows = self.limits.step_rows or (1 if model.config.moe else _STEP_ROWS)
+        self._runner = Runner(self.model, self._sampled_ids, step_rows=step_rows)
         cache_tokens = self.limits.cache_bytes // self._runner.token_bytes
         self._scheduler = Scheduler(self.limits, cache_tokens, self.limit_tokens)
         self._ids = itertools.count(1)

@@ -1,8 +1,8 @@
 """Runs the decoder: prompts in chunks, and one token for each running request.
 
 Batch-invariant to the bit for a dense model on a CPU: a prompt is prefilled by itself, and a decode step is padded to a
-multiple of ``step_rows`` rows. For experts, whose rows depend on the tokens' choices, and on a GPU, whose kernels
-depend on the shape, it is batch-invariant up to rounding.
+multiple of ``step_rows`` rows. For experts, whose rows depend on the tokens' choices (by default without padding), and
+on a GPU, whose kernels depend on the shape, it is batch-invariant up to rounding.
 
 B: rows. T: tokens fed at once. D: hidden size. V: vocabulary.
 """

@@ -28,16 +28,18 @@ class Limits:
     """Memory for keys and values, allocated as needed; one request of the model's full context always fits."""
     prefill_tokens: int = 256
     """Prompt tokens prefilled between two decode steps: a larger value delays the running requests longer."""
-    step_rows: int = 16
-    """A decode step is padded to a multiple of this. With 16 an answer is batch-invariant to the bit. With 1 a request
-    that runs alone decodes up to twice as fast in fp32, but its answer may differ from that in a batch where two tokens
-    are about equally likely."""
+    step_rows: int | None = None
+    """A decode step is padded to a multiple of this. With 16 an answer of a dense model is batch-invariant to the bit.
+    With 1 a request that runs alone decodes up to twice as fast in fp32, but its answer may differ from that in a batch
+    where two tokens are about equally likely. Default: 16, and 1 for a model with experts, whose answers are not
+    batch-invariant to the bit in either case."""
 
     def __post_init__(self) -> None:
         for name in ("max_rows", "max_waiting", "cache_bytes", "prefill_tokens", "step_rows"):
             minimum = 0 if name == "max_waiting" else 1
-            if getattr(self, name) < minimum:
-                raise UserError(f"{name}={getattr(self, name)} is out of range", allowed=f"{minimum} or more")
+            value = getattr(self, name)
+            if value is not None and value < minimum:
+                raise UserError(f"{name}={value} is out of range", allowed=f"{minimum} or more")
 
 
 class QueueFull(RetryableError):

@@ -58,7 +58,8 @@ class Router(nn.Module):
 
     def forward(self, x_BTD: Tensor) -> Routing:
         """Route tokens [B, T, D] of any dtype."""
-        logits_BTE = _Float32Linear.apply(x_BTD, self.weight)
+        linear = _Float32Linear.apply if torch.is_grad_enabled() else _float32_linear
+        logits_BTE = linear(x_BTD, self.weight)
         score_BTE = logits_BTE.softmax(dim=-1) if self.config.score == "softmax" else logits_BTE.sigmoid()
         choose = self.choose if self.chooser is None else self.chooser
         expert_BTk = choose(score_BTE.detach())
@@ -79,7 +80,12 @@ class Router(nn.Module):
                 else torch.linalg.vector_norm(chosen_BTk, ord=p, dim=-1, keepdim=True)
             )
             chosen_BTk = chosen_BTk / norm_BT1.clamp(min=torch.finfo(torch.float32).tiny)
-        return chosen_BTk * self.config.routed_scaling_factor
+        factor = self.config.routed_scaling_factor
+        return chosen_BTk if factor == 1 else chosen_BTk * factor
+
+
+def _float32_linear(x_BTD: Tensor, weight_ED: Tensor) -> Tensor:
+    return F.linear(x_BTD.float(), weight_ED.float())
 
 
 class _Float32Linear(torch.autograd.Function):
@@ -88,7 +94,7 @@ class _Float32Linear(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x_BTD: Tensor, weight_ED: Tensor) -> Tensor:
         ctx.save_for_backward(x_BTD, weight_ED)
-        return F.linear(x_BTD.float(), weight_ED.float())
+        return _float32_linear(x_BTD, weight_ED)
 
     @staticmethod
     @once_differentiable
