@@ -1,16 +1,18 @@
 """Runs a suite of tasks on one model and writes the results."""
 
-import hashlib
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from smalti import __version__
 from smalti.base import clock, store
 from smalti.base.errors import DataError, UserError
+from smalti.base.hashing import sha256_bytes
 from smalti.config.eval import EvalConfig
 from smalti.data.tokenizer.chat import ChatFormat
 from smalti.evals import results
+from smalti.evals.cache import Cache
 from smalti.evals.gauntlet.averages import averages
 from smalti.evals.gauntlet.files import missing, require_folder
 from smalti.evals.gauntlet.table import BY_NAME
@@ -38,6 +40,7 @@ def run(
     progress: Callable[[str, int, int], None] = lambda name, done, total: None,
     try_bf16: bool = False,
     chat: ChatFormat | None = None,
+    cache: Cache | None = None,
 ) -> dict[str, Any]:
     """Run all tasks of ``config``; returns what ``results.json`` holds.
 
@@ -46,7 +49,7 @@ def run(
     ...). ``announce`` is called with the name of each task before it runs, ``progress`` with the tokens that it has
     read, of all. ``try_bf16``: held-out text is scored in bfloat16 where that gives the same figure. All folders are
     checked before anything is scored. ``chat``: the model's chat format; tasks of files are asked in it
-    if it has a template.
+    if it has a template. ``cache``: has the results of finished tasks, which do not run again.
     """
     check_folders(config)
     seq_len = context_tokens(engine, config)
@@ -55,17 +58,18 @@ def run(
     if chat is not None and not (config.chat and config.mode == "fixed" and chat.source):
         chat = None
     parts = _parts(engine, config, seq_len, try_bf16, chat)
-    for number, (name, run_task) in enumerate(parts, 1):
+    for number, part in enumerate(parts, 1):
+        name = part.name
         announce(name)
-        begin_s = clock.now_s()
+        compute = partial(_timed, part.run, partial(progress, f"{name} (task {number} of {len(parts)})"))
         try:
-            task = run_task(partial(progress, f"{name} (task {number} of {len(parts)})"))
+            task = compute() if cache is None else cache.result(part.description, compute)
         except TooLong as error:
             if GAUNTLET not in config.tasks or name not in BY_NAME:
                 raise TooLong(f"{name}: {error.message}", hint=error.hint) from error
             too_long[name] = error.message
             continue
-        tasks.append(TaskResult(task.name, {**task.score, "wall_s": clock.now_s() - begin_s}, task.samples))
+        tasks.append(task)
     report: dict[str, Any] = {
         "suite": config.suite,
         "model": engine.name,
@@ -117,22 +121,42 @@ def check_folders(config: EvalConfig) -> None:
         )
 
 
-def _parts(
-    engine: Engine, config: EvalConfig, seq_len: int, try_bf16: bool, chat: ChatFormat | None
-) -> list[tuple[str, Callable[[Progress], TaskResult]]]:
-    parts: list[tuple[str, Callable[[Progress], TaskResult]]] = []
+@dataclass(frozen=True)
+class _Part:
+    """A task, or the held-out text of a source."""
+
+    name: str
+    run: Callable[[Progress], TaskResult]
+    description: dict[str, Any]
+    """All that the result depends on, besides the model and the code."""
+
+
+def _parts(engine: Engine, config: EvalConfig, seq_len: int, try_bf16: bool, chat: ChatFormat | None) -> list[_Part]:
+    settings = config.model_dump(mode="json", exclude={"suite", "tasks", "heldout", "data", "batch_tokens"})
+    parts: list[_Part] = []
+
+    def add(name: str, run_task: Callable[[Progress], TaskResult], **about: Any) -> None:
+        parts.append(_Part(name, run_task, {"name": name, **settings, "seq_len": seq_len, **about}))
+
     for task in find_tasks(config):
         if isinstance(task, FileTask):
-            parts.append((task.name, _file_part(task, engine, config, seq_len, chat)))
+            run_task, about = _file_part(task, engine, config, seq_len, chat)
+            add(task.name, run_task, **about)
         elif task != "heldout":
-            parts.append(
-                (task, partial(_score, partial(ranked.generated_task, task, engine, config, seq_len), engine, config))
-            )
+            make = partial(ranked.generated_task, task, engine, config, seq_len)
+            add(task, partial(_score, make, engine, config))
         else:
             for source, folder in config.heldout.items():
-                run_task = partial(heldout.run, source, folder, engine, config, seq_len, try_bf16=try_bf16)
-                parts.append((f"heldout/{source}", run_task))
+                manifest = sha256_bytes(store.read_bytes(store.join(folder, "manifest.json")))
+                run_heldout = partial(heldout.run, source, folder, engine, config, seq_len, try_bf16=try_bf16)
+                add(f"heldout/{source}", run_heldout, manifest=manifest, try_bf16=try_bf16)
     return parts
+
+
+def _timed(run_task: Callable[[Progress], TaskResult], progress: Progress) -> TaskResult:
+    begin_s = clock.now_s()
+    task = run_task(progress)
+    return TaskResult(task.name, {**task.score, "wall_s": clock.now_s() - begin_s}, task.samples)
 
 
 def _score(make: Callable[[], ranked.RankedTask], engine: Engine, config: EvalConfig, progress: Progress) -> TaskResult:
@@ -144,14 +168,17 @@ def _score(make: Callable[[], ranked.RankedTask], engine: Engine, config: EvalCo
 
 def _file_part(
     task: FileTask, engine: Engine, config: EvalConfig, seq_len: int, chat: ChatFormat | None
-) -> Callable[[Progress], TaskResult]:
-    """Return the function that runs a task of a file, whose rows are read here, before anything is scored."""
+) -> tuple[Callable[[Progress], TaskResult], dict[str, Any]]:
+    """Return the function that runs a task of a file, and what describes the task in its score.
+
+    The rows are read here, before anything is scored.
+    """
     if task.config.kind == "ifeval":
         load_rows(task.config.file)  # raises for an instruction that no verifier knows
     arguments = (task.name, task.config, read_items(task.config), engine, config, seq_len)
     about = {
         "task": task.config.model_dump(mode="json", exclude_defaults=True),
-        "sha256": hashlib.sha256(store.read_bytes(task.config.file)).hexdigest(),
+        "sha256": sha256_bytes(store.read_bytes(task.config.file)),
     } | ({} if chat is None else {"chat": chat.source.rsplit("/", 1)[-1]})
 
     def run_and_describe(progress: Progress) -> TaskResult:
@@ -161,4 +188,4 @@ def _file_part(
             result = _score(partial(ranked.file_task, *arguments, chat=chat), engine, config, progress)
         return TaskResult(result.name, {**result.score, **about}, result.samples)
 
-    return run_and_describe
+    return run_and_describe, about

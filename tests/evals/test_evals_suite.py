@@ -8,7 +8,9 @@ from tiny_models import ByteTokenizer, UniformModel, write_byte_tokens
 
 from smalti.base.errors import DataError, UserError
 from smalti.config.eval import EvalConfig, suites, task_lines
+from smalti.config.task import TaskConfig
 from smalti.evals import results, suite
+from smalti.evals.cache import Cache
 from smalti.evals.results import TaskResult
 from smalti.serve.engine.engine import Engine
 
@@ -84,3 +86,53 @@ def test_a_context_longer_than_the_model_is_refused(engine: Engine) -> None:
 def test_every_task_of_every_suite_is_described() -> None:
     assert {task for config in suites().values() for task in config.tasks} <= set(task_lines())
     assert all(config.suite == name for name, config in suites().items())
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model/model.safetensors").write_bytes(b"weights")
+    return tmp_path / "model"
+
+
+def test_an_interrupted_evaluation_resumes(engine: Engine, tmp_path: Path, model: Path) -> None:
+    config = EvalConfig(tasks=("arithmetic", "brackets"), n=5, seq_len=64)
+    began: list[str] = []
+
+    def interrupt(name: str) -> None:
+        began.append(name)
+        if name == "brackets":
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        suite.run(engine, config, announce=interrupt, cache=Cache(tmp_path / "cache", model, "fp32"))
+    assert began == ["arithmetic", "brackets"]
+    scores = suite.run(engine, config, cache=Cache(tmp_path / "cache", model, "fp32"))["tasks"]
+    assert [score.get("cached") for score in scores.values()] == [True, None]
+    fresh = suite.run(engine, config)["tasks"]
+    times = ("wall_s", "cached")
+    for name, score in scores.items():
+        assert {key: value for key, value in score.items() if key not in times} == {
+            key: value for key, value in fresh[name].items() if key not in times
+        }
+
+
+def test_what_changes_a_score_is_in_the_key_of_the_cache(engine: Engine, tmp_path: Path, model: Path) -> None:
+    rows = tmp_path / "own.jsonl"
+    rows.write_text('{"context": "a", "continuation": "b"}\n')
+    tokens = write_byte_tokens(tmp_path / "t", ["abc", "def"])
+    own = TaskConfig(kind="exact", file=str(rows))
+    config = EvalConfig(tasks=("arithmetic", own, "heldout"), heldout={"code": tokens}, n=3, seq_len=64)
+
+    def cached(config: EvalConfig, dtype: str = "fp32") -> list[bool]:
+        scores = suite.run(engine, config, cache=Cache(tmp_path / "cache", model, dtype))["tasks"]
+        return ["cached" in score for score in scores.values()]
+
+    assert cached(config) == [False] * 3
+    assert cached(config) == cached(config.model_copy(update={"batch_tokens": 64})) == [True] * 3
+    assert cached(config.model_copy(update={"seed": 2})) == [False] * 3
+    assert cached(config, "bf16") == [False] * 3
+    rows.write_text('{"context": "a", "continuation": "c"}\n')
+    assert cached(config) == [True, False, True]
+    (model / "model.safetensors").write_bytes(b"other weights")
+    assert cached(config) == [False] * 3

@@ -12,6 +12,7 @@ from smalti.cli.tables import print_json, table
 
 if TYPE_CHECKING:
     from smalti.config.eval import EvalConfig
+    from smalti.evals.cache import Cache
     from smalti.serve.folders import ModelFolder
 
 
@@ -28,6 +29,9 @@ def run(
             "sample of the text gives the same result.",
         ),
     ] = "auto",
+    cached: Annotated[
+        bool, typer.Option(help="Take results of the same model, task and settings from an earlier evaluation.")
+    ] = True,
     as_json: Json = False,
     upload: Annotated[
         bool, typer.Option(help="Upload scores and results to the run's MLflow run, if it has one.", show_default=False)
@@ -62,6 +66,7 @@ def run(
             progress=progress,
             try_bf16=try_bf16 and bf16.is_native(engine.model, machine.cpu()["features"]),
             chat=load_chat(folder.folder),
+            cache=_cache(folder, output, dtype) if cached else None,
         )
     if folder.run_folder is not None and output is None:
         refresh_card(folder.run_folder)
@@ -96,6 +101,17 @@ def suite_values(suite: str) -> dict[str, Any]:
             hint=f"did you mean --suite {close}?" if close else "smalti eval ls",
         )
     return suites()[suite].model_dump(mode="json")
+
+
+def _cache(folder: "ModelFolder", output: str | None, dtype: str) -> "Cache | None":
+    """Return the cache below the run, or the folder of --output; None for a model without either, or in a store."""
+    from smalti.base import store
+    from smalti.evals.cache import Cache
+
+    place = output or folder.run_folder
+    if place is None or not store.is_local(folder.folder):
+        return None
+    return Cache(store.join(place, "evals/.cache"), folder.folder, dtype)
 
 
 def _config(suite: str, folder: "ModelFolder", overrides: list[str]) -> "EvalConfig":
@@ -158,6 +174,9 @@ def _print(results: dict[str, Any]) -> None:
     print(table(("task", "measure", "value", "95 % interval", "n", "baseline"), rows))
     if "gauntlet" in results:
         _print_gauntlet(results["gauntlet"])
+    kept = sum(bool(score.get("cached")) for score in results["tasks"].values())
+    if kept:
+        print(f"\n{kept} of {len(rows)} results are of an earlier evaluation; --no-cached computes them again")
     if "folder" in results:
         print(f"\nread the samples: smalti eval read {shlex.quote(results['folder'])}")
 
