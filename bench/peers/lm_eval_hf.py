@@ -2,9 +2,9 @@
 
     python bench/peers/lm_eval_hf.py job.json
 
-job.json: ``folder`` of the model, ``pairs`` and ``answers`` (paths of JSON lists), ``batch_size``, ``max_length``,
-``threads``, ``softmax_dtype`` (None: as the logits). For each line of input it scores all pairs and prints
-``{"seconds": s}``; the answers are [log-likelihood, is greedy], of the last time. Loading is not timed, tokenising is.
+job.json: ``folder`` of the model, ``max_length``, ``threads``, ``softmax_dtype`` (None: as the logits). Each line of
+input is a JSON object: ``pairs`` and ``answers`` (paths of JSON lists) and ``batch_size``. It scores the pairs, writes
+[log-likelihood, is greedy] of each, and prints ``{"seconds": [time, processor time]}``, of tokenising and scoring.
 """
 
 import json
@@ -24,26 +24,25 @@ def main() -> None:
     """Score once for each line of input."""
     job = json.loads(Path(sys.argv[1]).read_text())
     answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # lm-eval prints what batch size it found
+    os.dup2(2, 1)  # what lm-eval prints
     torch.set_num_threads(job["threads"])
     model = HFLM(
         pretrained=job["folder"],
         device="cpu",
         dtype="float32",
-        batch_size=job["batch_size"],
+        batch_size=1,
         max_length=job["max_length"],
         softmax_dtype=job["softmax_dtype"],
     )
-    pairs = json.loads(Path(job["pairs"]).read_text())
-    requests = [
-        Instance("loglikelihood", {}, (context, continuation), index)
-        for index, (context, continuation) in enumerate(pairs)
-    ]
-    for _ in sys.stdin:
-        begin_s = time.perf_counter()
+    for line in sys.stdin:
+        turn = json.loads(line)
+        pairs = json.loads(Path(turn["pairs"]).read_text())
+        model.batch_size_per_gpu = turn["batch_size"]
+        requests = [Instance("loglikelihood", {}, tuple(pair), index) for index, pair in enumerate(pairs)]
+        begin_s = time.perf_counter(), time.process_time()
         scores = model.loglikelihood(requests, disable_tqdm=True)
-        seconds = time.perf_counter() - begin_s
-        Path(job["answers"]).write_text(json.dumps(scores))
+        seconds = time.perf_counter() - begin_s[0], time.process_time() - begin_s[1]
+        Path(turn["answers"]).write_text(json.dumps(scores))
         print(json.dumps({"seconds": seconds}), file=answers, flush=True)
 
 

@@ -91,12 +91,18 @@ def _add(row: Row, first_ids: Ids, number: int, ids: Ids, branches: bool) -> boo
 
 
 def batches_of(rows: Sequence[Row], batch_tokens: int) -> Iterator[list[Row]]:
-    """Yield batches of at most ``batch_tokens``, the widest rows first: padding is small, memory largest at once."""
+    """Yield batches of at most ``batch_tokens``, padding included, the widest rows first: memory is largest at once.
+
+    A batch with an eighth of the tokens ends before a row that would be an eighth padding.
+    """
     batch: list[Row] = []
     for row in sorted(rows, key=lambda row: -row.width):
-        if batch and (len(batch) + 1) * batch[0].width > batch_tokens:
-            yield batch
-            batch = []
+        if batch:
+            widest, n_rows = batch[0].width, len(batch)
+            is_large = 8 * n_rows * widest >= batch_tokens
+            if (n_rows + 1) * widest > batch_tokens or (is_large and 8 * row.width < 7 * widest):
+                yield batch
+                batch = []
         batch.append(row)
     if batch:
         yield batch
