@@ -75,6 +75,7 @@ def suites() -> dict[str, EvalConfig]:
         "demo": EvalConfig(),
         "heldout": EvalConfig(suite="heldout", tasks=("heldout",), max_bytes=None),
         "gauntlet": EvalConfig(suite="gauntlet", tasks=("gauntlet",)),
+        "lm-eval": EvalConfig(suite="lm-eval", tasks=("arc_easy", "hellaswag", "piqa", "winogrande")),
     }
 
 

@@ -18,9 +18,10 @@ from smalti.evals.gauntlet.files import missing, require_folder
 from smalti.evals.gauntlet.table import BY_NAME
 from smalti.evals.graders.ifeval.rows import load_rows
 from smalti.evals.likelihood import Progress, score_greedy
+from smalti.evals.lm_eval import tasks as lm_eval_tasks
 from smalti.evals.results import TaskResult
 from smalti.evals.tasks import generation, heldout, instructions, ranked
-from smalti.evals.tasks.find import GAUNTLET, FileTask, find_tasks
+from smalti.evals.tasks.find import GAUNTLET, LM_EVAL, FileTask, find_tasks
 from smalti.evals.tasks.items import read_items
 from smalti.evals.tasks.windows import TooLong
 from smalti.serve.engine.engine import Engine
@@ -63,7 +64,8 @@ def run(
         announce(name)
         compute = partial(_timed, part.run, partial(progress, f"{name} (task {number} of {len(parts)})"))
         try:
-            task = compute() if cache is None else cache.result(part.description, compute)
+            description = part.description
+            task = compute() if cache is None or description is None else cache.result(description, compute)
         except TooLong as error:
             if GAUNTLET not in config.tasks or name not in BY_NAME:
                 raise TooLong(f"{name}: {error.message}", hint=error.hint) from error
@@ -98,6 +100,9 @@ def context_tokens(engine: Engine, config: EvalConfig) -> int:
 
 def check_folders(config: EvalConfig) -> None:
     """Raise DataError that names every file and held-out folder that is missing; UserError for an unknown task."""
+    if config.suite == LM_EVAL:
+        lm_eval_tasks.require()
+        return
     find_tasks(config)
     if "heldout" not in config.tasks:
         return
@@ -127,11 +132,13 @@ class _Part:
 
     name: str
     run: Callable[[Progress], TaskResult]
-    description: dict[str, Any]
-    """All that the result depends on, besides the model and the code."""
+    description: dict[str, Any] | None
+    """All that the result depends on, besides the model and the code; None where it is not known."""
 
 
 def _parts(engine: Engine, config: EvalConfig, seq_len: int, try_bf16: bool, chat: ChatFormat | None) -> list[_Part]:
+    if config.suite == LM_EVAL:
+        return [_Part(name, run_task, None) for name, run_task in lm_eval_tasks.parts(engine, config, seq_len)]
     settings = config.model_dump(mode="json", exclude={"suite", "tasks", "heldout", "data", "batch_tokens"})
     parts: list[_Part] = []
 

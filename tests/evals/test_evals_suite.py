@@ -84,7 +84,9 @@ def test_a_context_longer_than_the_model_is_refused(engine: Engine) -> None:
 
 
 def test_every_task_of_every_suite_is_described() -> None:
-    assert {task for config in suites().values() for task in config.tasks} <= set(task_lines())
+    assert {task for name, config in suites().items() if name != "lm-eval" for task in config.tasks} <= set(
+        task_lines()
+    )
     assert all(config.suite == name for name, config in suites().items())
 
 

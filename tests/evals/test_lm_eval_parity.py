@@ -16,6 +16,7 @@ import numpy as np
 import peers
 import pytest
 from conftest import PROVE
+from lm_eval.api.instance import Instance
 from tiny_models import llama_config, tiny_model
 from tiny_runs import tiny_run
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
@@ -24,6 +25,7 @@ from smalti.distributed.checkpoint.export import export
 from smalti.evals.gauntlet.files import path_of
 from smalti.evals.gauntlet.table import BY_NAME
 from smalti.evals.likelihood import Scores, score_greedy
+from smalti.evals.lm_eval.model import SmaltiLM
 from smalti.evals.tasks.items import read_items
 from smalti.evals.tasks.prompts import Prompt, make_prompts
 from smalti.evals.tasks.windows import option_windows
@@ -90,14 +92,14 @@ def prompts_of(name: str, limit: int | None) -> list[Prompt]:
 
 def harness_scores(folder: Path, pairs: list[tuple[str, str]], work: Path) -> Scores:
     """What lm-eval gives for pairs of context and continuation."""
-    job = {"folder": str(folder), "batch_size": 16, "max_length": SEQ_LEN, "threads": 2}
     # In float32 its sum over an answer of 3,600 nats is itself 1.4e-4 off.
-    job |= {"softmax_dtype": "float64", "pairs": str(work / "pairs.json"), "answers": str(work / "answers.json")}
+    job = {"folder": str(folder), "max_length": SEQ_LEN, "threads": 2, "softmax_dtype": "float64"}
+    turn = {"pairs": str(work / "pairs.json"), "answers": str(work / "answers.json"), "batch_size": 16}
     (work / "pairs.json").write_text(json.dumps(pairs))
     (work / "job.json").write_text(json.dumps(job))
     command = [peers.python_of("lm-eval"), ROOT / "bench/peers/lm_eval_hf.py", work / "job.json"]
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    done = subprocess.run(command, env=environment, input="\n", capture_output=True, text=True, check=False)
+    done = subprocess.run(command, env=environment, input=json.dumps(turn), capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
     answers = json.loads((work / "answers.json").read_text())
     log_likelihoods, greedy = zip(*answers, strict=True)
@@ -139,6 +141,11 @@ def test_lm_eval_gives_the_same_likelihoods_and_accuracies(model: str, tmp_path:
         ends[name] = slice(start, len(pairs))
     ours, theirs = score_greedy(engine.model, windows), harness_scores(folder, pairs, tmp_path)
     assert np.abs(ours.nats - theirs.nats).max() < 1e-4
+    bridge = SmaltiLM(engine, SEQ_LEN)
+    requests = [Instance("loglikelihood", {}, pair, index) for index, pair in enumerate(pairs)]
+    answers = bridge.loglikelihood(requests)
+    assert max(abs(score + nats) for (score, _), nats in zip(answers, theirs.nats, strict=True)) < 1e-4
+    assert [greedy for _, greedy in answers] == theirs.greedy.tolist()
     figures: dict[str, Any] = {}
     for name, part in ends.items():
         of_both = [Scores(one.nats[part], one.n_tokens[part], one.greedy[part]) for one in (ours, theirs)]

@@ -216,4 +216,5 @@ def _baseline(score: dict[str, Any]) -> str:
             f"gzip -9 {score['gzip_bits_per_byte']:.3f}, xz -9 {score['xz_bits_per_byte']:.3f} "
             f"({score['n_bytes']:,} bytes)"
         )
-    return ", ".join((f"chance {score['chance']:.3f}: {score['verdict']}", *share_words(score)))
+    chance = [f"chance {score['chance']:.3f}: {score['verdict']}"] if "chance" in score else []
+    return ", ".join((*chance, *share_words(score)))

@@ -13,6 +13,8 @@ from smalti.evals.gauntlet.table import BENCHMARKS, BY_NAME, Benchmark
 
 GAUNTLET = "gauntlet"
 """The name of all benchmarks of the Gauntlet whose files are there."""
+LM_EVAL = "lm-eval"
+"""The suite whose tasks are those of lm-evaluation-harness."""
 _SUFFIXES = (".yaml", ".yml")
 
 
@@ -26,6 +28,8 @@ class FileTask:
 
 def find_tasks(config: EvalConfig) -> list[str | FileTask]:
     """Return the tasks of a suite, in order. Raises UserError for an unknown name or two of one name."""
+    if config.suite == LM_EVAL:
+        raise UserError("the suite lm-eval is for 'smalti eval run' alone", hint="name another suite")
     tasks: list[str | FileTask] = []
     for entry in config.tasks:
         if entry == GAUNTLET:
