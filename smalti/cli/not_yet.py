@@ -17,7 +17,6 @@ NOT_YET = {
     "data tokenizers": "smalti data tokenize RECIPE.yaml trains one",
     "data explore": "smalti data documents and smalti data inspect show what is there",
     "data ls": "smalti data inspect FOLDER shows one folder of token files",
-    "eval calibrate": None,
     "eval judge": None,
     "eval arena": None,
     "runs compare": "smalti runs diff RUN RUN compares two runs",

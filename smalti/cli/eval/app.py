@@ -2,6 +2,7 @@
 
 import typer
 
+from smalti.cli.eval.calibrate import calibrate
 from smalti.cli.eval.compare import compare
 from smalti.cli.eval.contamination import contamination
 from smalti.cli.eval.data import data
@@ -24,3 +25,4 @@ app.command(epilog="Example: smalti eval read runs/demo --limit 5")(read)
 app.command(epilog="Example: smalti eval data llm-foundry/scripts/eval/local_data --check")(data)
 app.command(epilog="Example: smalti eval lint mine.jsonl; smalti eval lint --suite gauntlet data=DIR --json")(lint)
 app.command(epilog="Example: smalti eval contamination runs/demo 'tasks=[capitals.yaml]'")(contamination)
+app.command(epilog="Example: smalti eval calibrate runs/demo runs/base runs/lr-low")(calibrate)
