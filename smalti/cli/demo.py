@@ -207,7 +207,7 @@ def _summary(total_s: float) -> str:
     mfus = [value for value in record.series("throughput/device/mfu")[1] if value == value]
     lines = [
         ("near-duplicates", _near_duplicates()),
-        ("parameters", f"{format_count(plan.params.total)}, {format_count(plan.params.active)} active per token"),
+        ("parameters", format_count(plan.params.total)),
         ("trained on", f"{format_count(plan.tokens)} tokens in {plan.steps} steps"),
     ]
     if rates:
