@@ -24,7 +24,8 @@ class EvalConfig(Config):
     limit: Whole | None = Field(None, ge=1)
     """Ask at most this many questions of each task of a file: in ``v0.3`` the first ones, in ``fixed`` a sample."""
     heldout: dict[str, str] = Field(default_factory=dict)
-    """Name -> folder of held-out token files; absent: the run's ``data.heldout``."""
+    """Name -> folder of held-out token files, or a .txt, .md or .jsonl (field ``text``) file; absent: the run's
+    ``data.heldout``."""
     seq_len: Whole | None = Field(None, ge=2)
     """Longest context in tokens; absent: the run's ``data.seq_len``; for other models their longest, at most 2048."""
     max_bytes: Whole | None = Field(2_000_000, ge=1)

@@ -23,6 +23,7 @@ from smalti.evals.results import TaskResult
 from smalti.evals.tasks import generation, heldout, instructions, ranked
 from smalti.evals.tasks.find import GAUNTLET, LM_EVAL, FileTask, find_tasks
 from smalti.evals.tasks.items import read_items
+from smalti.evals.tasks.text_files import is_text_file
 from smalti.evals.tasks.windows import TooLong
 from smalti.serve.engine.engine import Engine
 
@@ -116,14 +117,19 @@ def check_folders(config: EvalConfig) -> None:
     missing = [
         f"heldout.{source} = {folder}"
         for source, folder in config.heldout.items()
-        if not store.exists(store.join(folder, "manifest.json"))
+        if not store.exists(_index_of(folder))
     ]
     if missing:
         raise DataError(
-            f"no token files in {', '.join(missing)}",
-            allowed="folders that 'smalti data tokenize' wrote, seen from here",
+            f"no held-out text in {', '.join(missing)}",
+            allowed="folders that 'smalti data tokenize' wrote, or .txt, .md or .jsonl files, seen from here",
             hint="name where they are: heldout.NAME=FOLDER; or leave the task out: 'tasks=[arithmetic, brackets]'",
         )
+
+
+def _index_of(heldout: str) -> str:
+    """Return the file that determines a held-out text: itself, or the manifest of token files."""
+    return heldout if is_text_file(heldout) else store.join(heldout, "manifest.json")
 
 
 @dataclass(frozen=True)
@@ -154,9 +160,9 @@ def _parts(engine: Engine, config: EvalConfig, seq_len: int, try_bf16: bool, cha
             add(task, partial(_score, make, engine, config))
         else:
             for source, folder in config.heldout.items():
-                manifest = sha256_bytes(store.read_bytes(store.join(folder, "manifest.json")))
+                digest = sha256_bytes(store.read_bytes(_index_of(folder)))
                 run_heldout = partial(heldout.run, source, folder, engine, config, seq_len, try_bf16=try_bf16)
-                add(f"heldout/{source}", run_heldout, manifest=manifest, try_bf16=try_bf16)
+                add(f"heldout/{source}", run_heldout, digest=digest, try_bf16=try_bf16)
     return parts
 
 

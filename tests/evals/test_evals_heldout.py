@@ -1,6 +1,7 @@
 """Bits per byte: exact on a uniform model, equal to brute force in float64, documents as they were written."""
 
 import gzip
+import json
 import lzma
 import math
 from pathlib import Path
@@ -141,6 +142,33 @@ def test_a_folder_without_text_is_an_error(tmp_path: Path) -> None:
         heldout.load_documents(
             "s", write_byte_tokens(tmp_path / "t", ["", ""]), ByteTokenizer(), seed=1, max_bytes=None
         )
+
+
+def _documents(path: str) -> list[tuple[int, bytes, list[int]]]:
+    documents = heldout.load_documents("s", path, ByteTokenizer(), seed=1, max_bytes=100)
+    return [(document.index, document.text, document.ids.tolist()) for document in documents]
+
+
+def test_text_files_are_the_same_documents(tmp_path: Path) -> None:
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text("".join(json.dumps({"text": text, "id": 1}, ensure_ascii=False) + "\n" for text in TEXTS))
+    assert _documents(str(rows)) == _documents(write_byte_tokens(tmp_path / "t", TEXTS))
+    (tmp_path / "a.txt").write_text(TEXTS[1])
+    assert _documents(str(tmp_path / "a.txt")) == _documents(write_byte_tokens(tmp_path / "one", TEXTS[1:2]))
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "message"),
+    [
+        ("a.txt", b"\xff\xfe", "not UTF-8 text"),
+        ("a.jsonl", b'{"text": "a"}\n{"body": "b"}\n', r"a.jsonl:2: there is no text"),
+        ("a.jsonl", b'{"text": "\\ud800"}\n', r"a.jsonl:1: the text is not Unicode"),
+    ],
+)
+def test_files_that_are_no_text_are_refused(tmp_path: Path, name: str, data: bytes, message: str) -> None:
+    (tmp_path / name).write_bytes(data)
+    with pytest.raises(DataError, match=message):
+        _documents(str(tmp_path / name))
 
 
 def test_one_document_has_no_error(tmp_path: Path) -> None:

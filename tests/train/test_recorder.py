@@ -17,7 +17,11 @@ from smalti.train import build, fit
 from smalti.train.recorder import _by_seq_len, _device_memory
 
 SOURCE = Path(__file__).resolve().parents[2] / "smalti"
-ELSEWHERE = {"evals/<suite>/<task>/<measure>": "cli/eval/run.py", "system/gpu<i>/": "track/system.py"}
+ELSEWHERE = {
+    "evals/<suite>/<task>/<measure>": "cli/eval/run.py",
+    "icl/metrics/": "evals/in_loop_suite.py",  # tests/evals/test_in_loop_suite.py
+    "system/gpu<i>/": "track/system.py",
+}
 """What a training on a CPU does not write -> the file that does."""
 
 
@@ -45,7 +49,8 @@ def test_every_metric_of_the_table_is_written(rows: list[dict[str, float]]) -> N
         if file is None:
             assert row.name in written
         else:
-            literal = "evals/" if row.name.startswith("evals/") else row.name.partition(">/")[2]
+            start = next((start for start in ("evals/", "icl/metrics/") if row.name.startswith(start)), None)
+            literal = start or row.name.partition(">/")[2]
             assert literal in (SOURCE / file).read_text(), row.name
 
 

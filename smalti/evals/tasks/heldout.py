@@ -27,6 +27,7 @@ from smalti.evals.bf16 import copy_that_agrees
 from smalti.evals.likelihood import Progress, Window, score
 from smalti.evals.results import TaskResult
 from smalti.evals.statistics.intervals import bootstrap_ratio
+from smalti.evals.tasks.text_files import is_text_file, read_texts
 from smalti.model.dtypes import DTYPES
 from smalti.serve.engine.engine import Engine
 
@@ -106,11 +107,26 @@ def sliding_windows(ids: NDArray[np.int64], seq_len: int, overlap: int) -> list[
 def load_documents(
     source: str, folder: str, tokenizer: Tokenizer, *, seed: int, max_bytes: int | None
 ) -> list[Document]:
-    """Return the documents of a folder of token files, tokenised by ``tokenizer``.
+    """Return the documents of a folder of token files, or of a text file, tokenised by ``tokenizer``.
 
     Tokens of the same tokenizer are used as they are; those of another are decoded with theirs (in ``tokenizer/`` two
     folders up, where ``smalti data tokenize`` writes it) and encoded again, which changes no byte.
     """
+    if is_text_file(folder):
+        texts, rows = read_texts(folder), None
+    else:
+        texts, rows = _texts_of_tokens(folder, tokenizer)
+    documents: list[Document] = []
+    for index in choose_documents([len(text) for text in texts], source, seed=seed, max_bytes=max_bytes):
+        row = np.array(tokenizer.encode(texts[index].decode()), dtype=np.int64) if rows is None else rows[index]
+        documents.append(Document(index, texts[index], row))
+    if not sum(len(document.text) for document in documents):
+        raise DataError(f"the held-out source '{source}' ({folder}) contains no text")
+    return documents
+
+
+def _texts_of_tokens(folder: str, tokenizer: Tokenizer) -> tuple[list[bytes], list[NDArray[np.int64]] | None]:
+    """Return the texts of token files, and their tokens where they are of ``tokenizer``, without end tokens."""
     tokens = TokenSource(folder)
     manifest = tokens.manifest
     is_same = tokenizer.digest == manifest.tokenizer_digest
@@ -123,21 +139,15 @@ def load_documents(
         )
     ids = tokens.read(0, manifest.n_tokens)
     ends = np.flatnonzero(ids == manifest.eod_id)
-    pieces = np.split(ids, ends + 1)[: len(ends)]
-    texts = [decoder.decode(piece[:-1].tolist()).encode("utf-8", "surrogatepass") for piece in pieces]
+    rows = [piece[:-1] for piece in np.split(ids, ends + 1)[: len(ends)]]
+    texts = [decoder.decode(row.tolist()).encode("utf-8", "surrogatepass") for row in rows]
     n_bytes = sum(map(len, texts))
     if manifest.n_text_bytes not in (0, n_bytes):
         raise DataError(
             f"the tokens in {folder} decode to {n_bytes:,} bytes, but their manifest has {manifest.n_text_bytes:,}",
             hint="bits per byte needs a lossless (byte-level) tokenizer; tokenize again: smalti data tokenize",
         )
-    documents: list[Document] = []
-    for index in choose_documents([len(text) for text in texts], source, seed=seed, max_bytes=max_bytes):
-        row = pieces[index][:-1] if is_same else np.array(tokenizer.encode(texts[index].decode()), dtype=np.int64)
-        documents.append(Document(index, texts[index], row))
-    if not sum(len(document.text) for document in documents):
-        raise DataError(f"the held-out folder {folder} of '{source}' contains no text")
-    return documents
+    return texts, rows if is_same else None
 
 
 def choose_documents(sizes_bytes: list[int], source: str, *, seed: int, max_bytes: int | None) -> list[int]:
