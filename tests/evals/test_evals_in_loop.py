@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-import torch.distributed as dist
-import torch.multiprocessing as mp
+from gloo_ranks import run_ranks
 from s3_server import object_server
 from tiny_models import UniformModel, dbrx_config, llama_config, tiny_model, write_byte_tokens
 
@@ -99,27 +98,20 @@ def test_windows_are_spread_over_all_of_the_text(tmp_path: Path) -> None:
     assert half(model, 0)[name] == pytest.approx(whole(model, 0)[name], rel=0.05)
 
 
-def _rank(rank: int, world_size: int, config: RunConfig, port_file: str, answers: mp.SimpleQueue) -> None:
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{port_file}", rank=rank, world_size=world_size)
+def _measured(rank: int, config: RunConfig) -> dict[str, float]:
     hook = heldout_hook(config)
     assert hook is not None
-    answers.put(hook(tiny_model(llama_config()), 0))
-    dist.barrier()
-    dist.destroy_process_group()
+    return hook(tiny_model(llama_config()), 0)
 
 
 @pytest.mark.slow
-def test_any_number_of_ranks_gives_the_same(folder: str, tmp_path: Path) -> None:
+def test_any_number_of_ranks_gives_the_same(folder: str) -> None:
     config = _config(folder, eval_tokens=16 * 5)  # five windows: three ranks get two, two and one
     hook = heldout_hook(config)
     assert hook is not None
     alone = hook(tiny_model(llama_config()), 0)
-    context = mp.get_context("spawn")
-    answers = context.SimpleQueue()
-    mp.spawn(_rank, (3, config, os.fspath(tmp_path / "meet"), answers), nprocs=3)
-    for _ in range(3):
-        assert answers.get() == pytest.approx(alone, rel=1e-6)
+    for metrics in run_ranks(3, _measured, config):
+        assert metrics == pytest.approx(alone, rel=1e-6)
 
 
 def test_too_few_tokens_are_refused(tmp_path: Path) -> None:

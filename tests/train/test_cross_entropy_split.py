@@ -86,11 +86,12 @@ def _compare(ranks: int, dtype: torch.dtype, soft_cap: float | None, close: floa
             assert largest <= max(ROWS * TIME * VOCAB // ranks, VOCAB * WIDTH // ranks), "logits of other ranks"
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_two_ranks_with_a_soft_cap() -> None:
     _compare(2, torch.float32, 20.0, 3e-6)
 
 
+@pytest.mark.slow
 def test_four_ranks() -> None:
     _compare(4, torch.float32, None, 3e-6)
 

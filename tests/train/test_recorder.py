@@ -54,6 +54,7 @@ def test_every_metric_of_the_table_is_written(rows: list[dict[str, float]]) -> N
             assert literal in (SOURCE / file).read_text(), row.name
 
 
+@pytest.mark.slow
 def test_sums_of_a_run_are_what_they_say(rows: list[dict[str, float]], tmp_path: Path) -> None:
     steps = [row for row in rows if "time/sample" in row]
     assert [row["step"] for row in steps] == list(range(1, 9))

@@ -172,11 +172,13 @@ def gone(tmp_path_factory):
     return drops_of(folder / "out")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [*KINDS, "repeated"])
 def test_different_documents_stay(gone, kind):
     assert sorted(name for name in gone if name.startswith(kind)) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", sorted({name.rpartition("-")[0] for name in copies()}))
 def test_copies_among_them_go(gone, kind):
     missed = [name for name in copies() if name.rpartition("-")[0] == kind and f"copy-{name}-b" not in gone]
