@@ -4,6 +4,7 @@ from typing import Any
 
 from pydantic import Field, field_validator, model_validator
 
+from smalti.base.errors import nearest
 from smalti.config.schema import Cadence, Config, NotAllowed, Real, Whole, split_duration
 from smalti.config.task import Mode, TaskConfig
 
@@ -54,9 +55,19 @@ class InLoopConfig(EvalConfig):
     @model_validator(mode="before")
     @classmethod
     def _take_the_suite(cls, value: Any) -> Any:
-        if not isinstance(value, dict) or value.get("suite", "demo") not in suites():
+        if not isinstance(value, dict):
             return value
-        return {**suites()[value.get("suite", "demo")].model_dump(mode="json"), **value}
+        name = value.get("suite", "demo")
+        if name not in suites():
+            if "tasks" not in value:
+                close = nearest(str(name), suites())
+                raise NotAllowed(
+                    f"there is no suite '{name}'",
+                    allowed=f"{', '.join(suites())}, or a name of your own with tasks",
+                    hint=f"did you mean evals.suite={close}?" if close else "'evals.tasks=[mine.yaml]'",
+                )
+            return value
+        return {**suites()[name].model_dump(mode="json"), **value}
 
     @field_validator("every")
     @classmethod

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from gloo_ranks import run_ranks
+from pydantic import ValidationError
 from tiny_runs import tiny_run
 
 from smalti.base.errors import UserError
@@ -89,6 +90,12 @@ def test_two_ranks_score_as_the_export(tmp_path: Path) -> None:
 def test_the_named_suite_is_taken_and_changed() -> None:
     evals = InLoopConfig.model_validate({"suite": "gauntlet", "limit": 5, "data": "somewhere"})
     assert (evals.tasks, evals.limit, evals.every) == (("gauntlet",), 5, "0.1run")
+
+
+def test_an_unknown_suite_is_refused_unless_it_has_tasks() -> None:
+    with pytest.raises(ValidationError, match="there is no suite 'gauntlt'"):
+        InLoopConfig.model_validate({"suite": "gauntlt"})
+    assert InLoopConfig.model_validate({"suite": "mine", "tasks": ["brackets"]}).tasks == ("brackets",)
 
 
 def test_times_are_refused(tmp_path: Path) -> None:
