@@ -44,8 +44,8 @@ def place_of(parallel: ParallelConfig, mesh: Mesh | None) -> Place:
     sharing = [axis for axis in ("sequence", "tensor", "pipeline") if getattr(parallel, axis) != 1]
     if sharing and parallel.ranks > 1:
         raise UserError(
-            f"held-out loss with an axis {sharing[0]} needs the mesh, because some ranks read the same rows",
-            hint="build(config, evaluation=heldout_hook)",
+            f"an evaluation with an axis {sharing[0]} needs the mesh, because some ranks read the same rows",
+            hint="build(config, evaluation=heldout_hook), and tasks=suite_hook for evals",
         )
     return Place(rank, ranks, lambda rows_BT: rows_BT)
 
