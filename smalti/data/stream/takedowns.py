@@ -13,9 +13,9 @@ from typing import Any, Self
 import numpy as np
 import numpy.typing as npt
 
-from smalti.base import store
 from smalti.base.errors import DataError, UserError
 from smalti.base.hashing import digest_json
+from smalti.data.documents.listed import read_listed
 from smalti.data.pack.rows import Pieces, RowInfo
 from smalti.data.sources.source import Int64s, Source
 from smalti.data.tokens.document_ids import IDS_NAME, documents_of
@@ -33,7 +33,7 @@ class Takedowns:
     @classmethod
     def read(cls, path: str, sources: Mapping[str, Source]) -> Self:
         """Read the list and locate its documents, which takes a few blocks of the source for each."""
-        wanted = _lines(path, sources)
+        wanted = read_listed(path, sources, kind="takedown", owner="run")
         spans: dict[str, Int64s] = {}
         for name in sorted({source for source, _, _ in wanted}):
             requested = [(document, line) for source, document, line in wanted if source == name]
@@ -88,34 +88,6 @@ def overlaps(spans: Int64s, begins: Int64s, ends: Int64s) -> list[tuple[int, int
         for which in np.flatnonzero(last > first).tolist()
         for k in range(int(first[which]), int(last[which]))
     ]
-
-
-def _lines(path: str, sources: Mapping[str, Any]) -> list[tuple[str, int | str, int]]:
-    entries = []
-    for line, text in enumerate(store.read_text(path).splitlines(), start=1):
-        if not text.strip():
-            continue
-        try:
-            raw = json.loads(text)
-        except ValueError as error:
-            raise DataError(f"{path}, line {line} is not JSON: {error}") from error
-        if not isinstance(raw, dict) or set(raw) != {"source", "document"}:
-            raise DataError(
-                f"{path}, line {line} is not a takedown: {text.strip()[:100]}",
-                allowed='{"source": NAME, "document": NUMBER or "ID"}, without other keys',
-            )
-        source = raw["source"]
-        document = raw["document"]
-        if not isinstance(source, str) or source not in sources:
-            raise DataError(
-                f"{path}, line {line}: {source!r} is not a source of this run", allowed=", ".join(sorted(sources))
-            )
-        if isinstance(document, bool) or not isinstance(document, int | str):
-            raise DataError(
-                f"{path}, line {line}: {document!r} is not a document", allowed="a whole number, or an id in quotes"
-            )
-        entries.append((source, document, line))
-    return entries
 
 
 def _numbers(wanted: Sequence[tuple[int | str, int]], source: Source, name: str, path: str) -> list[int]:

@@ -1,14 +1,13 @@
 """Reads ``drop_documents``, the list of documents to drop, and finds them among the examined ones."""
 
-import json
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
 import pyarrow.parquet as pq
 
-from smalti.base import store
 from smalti.base.errors import DataError
+from smalti.data.documents.listed import read_listed
 
 LISTED_RULE = "drop_documents"
 
@@ -16,30 +15,13 @@ LISTED_RULE = "drop_documents"
 def read_drop_list(path: str, sources: Collection[str]) -> dict[str, set[str]]:
     """Return source -> ids of the documents in the list. Raises DataError for a line that names none."""
     ids: dict[str, set[str]] = {}
-    for line, text in enumerate(store.read_text(path).split("\n"), start=1):
-        if not text.strip():
-            continue
-        try:
-            entry = json.loads(text)
-        except ValueError as error:
-            raise DataError(f"{path}, line {line} is not JSON: {error}") from error
-        if not isinstance(entry, dict) or set(entry) != {"source", "document"}:
+    for source, document, line in read_listed(path, sources, kind="document", owner="curation"):
+        if not isinstance(document, str):
             raise DataError(
-                f"{path}, line {line} is not a document: {text.strip()[:100]}",
-                allowed='{"source": NAME, "document": "ID"}, without other keys',
-            )
-        if entry["source"] not in sources:
-            raise DataError(
-                f"{path}, line {line}: {entry['source']!r} is not a source of this curation",
-                allowed=", ".join(sorted(sources)),
-                hint="write the names of this config's sources into the list",
-            )
-        if not isinstance(entry["document"], str):
-            raise DataError(
-                f"{path}, line {line}: {entry['document']!r} is not an id",
+                f"{path}, line {line}: {document!r} is not an id",
                 allowed="an id in quotes; numbers of documents change with every curation",
             )
-        ids.setdefault(entry["source"], set()).add(entry["document"])
+        ids.setdefault(source, set()).add(document)
     return ids
 
 
