@@ -26,8 +26,8 @@ from peers import python_of
 from record import RecordOption, record
 
 from smalti.config.model import ModelConfig
+from smalti.data.tokenizer.encode import Tokenizer
 from smalti.data.tokenizer.patterns import EOD
-from smalti.data.tokenizer.tokenizer import Tokenizer
 from smalti.data.tokenizer.train import train_bpe
 from smalti.evals.gauntlet.files import path_of
 from smalti.evals.gauntlet.table import BY_NAME

@@ -27,7 +27,7 @@ from smalti.base.chart import Marker, Series, line_chart, standalone
 from smalti.config.load import dump, from_dict
 from smalti.config.run import RunConfig
 from smalti.data.documents.installed_python import write_documents
-from smalti.data.tokenizer.tokenizer import Tokenizer
+from smalti.data.tokenizer.encode import Tokenizer
 from smalti.data.tokenizer.train import train_bpe
 from smalti.data.tokens import TokenWriter
 

@@ -41,7 +41,7 @@ from smalti.config.run import JobConfig
 from smalti.config.train import LossConfig
 from smalti.data.documents.installed_python import write_documents
 from smalti.data.order.permutation import Permutation
-from smalti.data.tokenizer.tokenizer import Tokenizer
+from smalti.data.tokenizer.encode import Tokenizer
 from smalti.data.tokenizer.train import train_bpe
 from smalti.distributed.group import world as worlds
 from smalti.model.decoder import Decoder

@@ -144,8 +144,8 @@ def speeds(seconds: dict[str, list[float]], megabytes: float) -> dict[str, Any]:
 
 def measure(options: argparse.Namespace) -> dict[str, Any]:
     """Measure everything on the cores that this process may use."""
+    from smalti.data.tokenizer.encode import Tokenizer
     from smalti.data.tokenizer.patterns import EOD
-    from smalti.data.tokenizer.tokenizer import Tokenizer
     from smalti.data.tokenizer.train import train_bpe
 
     cores = len(os.sched_getaffinity(0))

@@ -11,7 +11,7 @@ from tiny_models import family_config, tiny_model
 
 from smalti.config.load import dump
 from smalti.config.run import RunConfig
-from smalti.data.tokenizer.tokenizer import Tokenizer
+from smalti.data.tokenizer.encode import Tokenizer
 from smalti.data.tokenizer.train import train_bpe
 from smalti.data.tokens.writer import TokenWriter
 from smalti.distributed.checkpoint import checkpoint

@@ -15,7 +15,7 @@ from smalti.base import log
 from smalti.base.errors import UserError
 from smalti.config.eval import InLoopConfig
 from smalti.config.run import RunConfig
-from smalti.data.tokenizer.tokenizer import Tokenizer, load_tokenizer
+from smalti.data.tokenizer.encode import Tokenizer, load_tokenizer
 from smalti.distributed.group.mesh import Mesh
 from smalti.evals import mesh_scores
 from smalti.evals.gauntlet.averages import averages

@@ -10,7 +10,7 @@ from tiny_runs import TEXTS, add_checkpoint, tiny_run
 from smalti.cli.main import run as smalti
 from smalti.config.load import load
 from smalti.config.run import RunConfig
-from smalti.data.tokenizer.tokenizer import Tokenizer
+from smalti.data.tokenizer.encode import Tokenizer
 from smalti.data.tokenizer.train import train_bpe
 from smalti.distributed.checkpoint.export import export
 from smalti.model.huggingface import save_folder

@@ -12,7 +12,7 @@ from cli_in_process import run_cli
 from smalti.config.load import load
 from smalti.config.run import RunConfig
 from smalti.data.stream.inputs import check_inputs
-from smalti.data.tokenizer.tokenizer import load_tokenizer
+from smalti.data.tokenizer.encode import load_tokenizer
 from smalti.data.tokens import Manifest, TokenSource
 from smalti.distributed.group import world
 from smalti.evals.in_loop import heldout_hook

@@ -9,7 +9,7 @@ from tiny_models import llama_config, tiny_model
 from tiny_runs import tiny_tokenizer, tokenizer_with_unused_ids
 
 from smalti.data.tokenizer.chat import PlainChat
-from smalti.data.tokenizer.tokenizer import Tokenizer
+from smalti.data.tokenizer.encode import Tokenizer
 from smalti.serve.engine.engine import Engine
 from smalti.serve.engine.loop import EngineLoop
 from smalti.serve.server.app import build

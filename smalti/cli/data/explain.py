@@ -10,7 +10,7 @@ from smalti.cli.data.arguments import Json
 if TYPE_CHECKING:
     from smalti.config.run import RunConfig
     from smalti.data.stream.explain import Explanation
-    from smalti.data.tokenizer.tokenizer import Tokenizer
+    from smalti.data.tokenizer.encode import Tokenizer
 
 _ROWS, _SIGHTINGS = 32, 50
 _TEXT_CHARS = 300
@@ -133,7 +133,7 @@ def _explanation(config: "RunConfig", world_size: int) -> "Explanation":
 
 def _tokenizer(config: "RunConfig", explanation: "Explanation") -> "Tokenizer":
     from smalti.base.errors import UserError
-    from smalti.data.tokenizer.tokenizer import load_tokenizer
+    from smalti.data.tokenizer.encode import load_tokenizer
 
     copy = Path(config.run_folder) / "tokenizer"
     folder = str(copy) if copy.is_dir() else config.data.tokenizer

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from smalti.config.run import RunConfig
     from smalti.data.sources.source import Source
-    from smalti.data.tokenizer.tokenizer import Tokenizer
+    from smalti.data.tokenizer.encode import Tokenizer
     from smalti.evals.contamination.check import Check
     from smalti.evals.contamination.questions import Question
 
@@ -138,7 +138,7 @@ def _check(folder: Path, questions: "dict[str, list[Question]]", index: Path) ->
 
 def _tokenizer(folder: Path, config: "RunConfig", digest: str | None) -> "Tokenizer":
     from smalti.base.errors import UserError
-    from smalti.data.tokenizer.tokenizer import load_tokenizer
+    from smalti.data.tokenizer.encode import load_tokenizer
 
     copy = folder / "tokenizer"
     place = str(copy) if copy.is_dir() else config.data.tokenizer

@@ -28,7 +28,7 @@ from smalti.data.prepare.tokenize import TOKENIZER_FOLDER
 from smalti.data.sources.document_lengths import context_summary, find_documents, length_curve, length_summary
 from smalti.data.sources.open import open_source, read_index
 from smalti.data.sources.source import Source
-from smalti.data.tokenizer.tokenizer import TOKENIZER_FILE, Tokenizer, load_tokenizer
+from smalti.data.tokenizer.encode import TOKENIZER_FILE, Tokenizer, load_tokenizer
 from smalti.data.tokens import TokenSource
 
 _SAMPLE_TOKENS = 512

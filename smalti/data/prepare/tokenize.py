@@ -23,8 +23,8 @@ from smalti.data.documents.parts import parts_of_text
 from smalti.data.documents.publish import publication
 from smalti.data.prepare.curate.report import RECORD_NAME as CURATE_RECORD
 from smalti.data.prepare.curate.report import read_report
+from smalti.data.tokenizer.encode import Tokenizer, load_tokenizer
 from smalti.data.tokenizer.patterns import EOD
-from smalti.data.tokenizer.tokenizer import Tokenizer, load_tokenizer
 from smalti.data.tokenizer.train import train_bpe
 from smalti.data.tokens import Manifest, TokenWriter
 

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 from smalti.base import store
 from smalti.base.errors import DataError, UserError
 from smalti.data.tokenizer.chat_template import TemplateFailed, TemplateProcess
-from smalti.data.tokenizer.tokenizer import CONFIG_FILE, SPECIALS_FILE
+from smalti.data.tokenizer.encode import CONFIG_FILE, SPECIALS_FILE
 
 TEMPLATE_FILE = "chat_template.jinja"
 TEMPLATE_FOLDER = "additional_chat_templates"
@@ -28,7 +28,7 @@ Message = Mapping[str, str]
 
 
 class Encoder(Protocol):
-    """The part of ``data.tokenizer.tokenizer.Tokenizer`` that is used here."""
+    """The part of ``data.tokenizer.encode.Tokenizer`` that is used here."""
 
     @property
     def special_ids(self) -> frozenset[int]: ...

@@ -20,7 +20,7 @@ from smalti.base.errors import DataError, SmaltiError, UserError, missing_extra
 from smalti.config.load import load
 from smalti.config.model import ModelConfig
 from smalti.config.run import RunConfig
-from smalti.data.tokenizer.tokenizer import load_tokenizer
+from smalti.data.tokenizer.encode import load_tokenizer
 from smalti.distributed.checkpoint import card, checkpoint
 from smalti.model.dtypes import DTYPES
 from smalti.model.huggingface import FAMILIES, load_folder, open_folder, save_folder

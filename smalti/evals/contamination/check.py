@@ -21,7 +21,7 @@ from smalti.data.prepare.contamination.index import Search, find_ngrams
 from smalti.data.prepare.contamination.scan import KEPT_DOCUMENTS, Hits
 from smalti.data.sources.source import Source
 from smalti.data.stream.takedowns import Takedowns
-from smalti.data.tokenizer.tokenizer import Tokenizer
+from smalti.data.tokenizer.encode import Tokenizer
 from smalti.data.tokens.document_ids import IDS_NAME, ids_of
 from smalti.evals.contamination.judge import (
     COMMON_WORDS,

@@ -21,7 +21,7 @@ from smalti.base import store
 from smalti.base.errors import DataError
 from smalti.base.rng import derive_key
 from smalti.config.eval import EvalConfig
-from smalti.data.tokenizer.tokenizer import Tokenizer, load_tokenizer
+from smalti.data.tokenizer.encode import Tokenizer, load_tokenizer
 from smalti.data.tokens.reader import TokenSource
 from smalti.evals.bf16 import copy_that_agrees
 from smalti.evals.likelihood import Progress, Window, score

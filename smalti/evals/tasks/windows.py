@@ -14,7 +14,7 @@ import numpy as np
 from smalti.base.errors import UserError
 from smalti.config.task import Mode
 from smalti.data.tokenizer.chat import ChatFormat
-from smalti.data.tokenizer.tokenizer import Tokenizer
+from smalti.data.tokenizer.encode import Tokenizer
 from smalti.evals.likelihood import Window
 from smalti.evals.tasks.items import Item
 from smalti.evals.tasks.prompts import Prompt

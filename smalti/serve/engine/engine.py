@@ -18,7 +18,7 @@ from torch import Tensor
 
 from smalti.base import log
 from smalti.base.errors import UserError
-from smalti.data.tokenizer.tokenizer import StreamDecoder, Tokenizer, load_tokenizer
+from smalti.data.tokenizer.encode import StreamDecoder, Tokenizer, load_tokenizer
 from smalti.model.decoder import Decoder
 from smalti.model.dtypes import DTYPES
 from smalti.model.huggingface import load_folder

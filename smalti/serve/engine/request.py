@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal
 
-from smalti.data.tokenizer.tokenizer import StreamDecoder
+from smalti.data.tokenizer.encode import StreamDecoder
 from smalti.serve.engine.sampling import SamplingParams
 from smalti.serve.engine.text import StopText
 

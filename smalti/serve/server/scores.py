@@ -6,7 +6,7 @@ A token is reported once its text is shown, and never when it is part of a stop 
 from collections.abc import Iterable
 from typing import Any
 
-from smalti.data.tokenizer.tokenizer import StreamDecoder, Tokenizer
+from smalti.data.tokenizer.encode import StreamDecoder, Tokenizer
 from smalti.serve.engine.request import TokenScore
 
 MIN_LOGPROB = -9999.0

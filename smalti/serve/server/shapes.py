@@ -5,7 +5,7 @@ from typing import Any
 
 from smalti import __version__
 from smalti.base.clock import wall_s
-from smalti.data.tokenizer.tokenizer import Tokenizer
+from smalti.data.tokenizer.encode import Tokenizer
 from smalti.serve.server.choices import Delta
 from smalti.serve.server.scores import chat_shape, completion_shape
 

@@ -18,7 +18,7 @@ from smalti.config.run import RunConfig
 from smalti.data.order.schedule import Schedule
 from smalti.data.order.spans import Span
 from smalti.data.stream.stream import Stream
-from smalti.data.tokenizer.tokenizer import Tokenizer, load_tokenizer
+from smalti.data.tokenizer.encode import Tokenizer, load_tokenizer
 from smalti.data.tokenizer.train import train_bpe
 from smalti.data.tokens import TokenWriter
 

@@ -20,7 +20,7 @@ from smalti.data.prepare.contamination.index import find_ngrams
 from smalti.data.prepare.contamination.ngrams import LONG, SHORT, NgramSet, is_long, ngrams, normalised
 from smalti.data.prepare.contamination.scan import Hits
 from smalti.data.prepare.dedup.shingles import word_hashes
-from smalti.data.tokenizer.tokenizer import Tokenizer
+from smalti.data.tokenizer.encode import Tokenizer
 from smalti.data.tokens import TokenSource, TokenWriter
 
 TOKENIZER = tiny_tokenizer()

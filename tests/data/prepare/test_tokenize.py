@@ -16,7 +16,7 @@ from smalti.data.documents.parquet import read_documents
 from smalti.data.prepare.curate.job import curate
 from smalti.data.prepare.inspect import inspect_folder, length_summary
 from smalti.data.prepare.tokenize import tokenize
-from smalti.data.tokenizer.tokenizer import Tokenizer, load_tokenizer
+from smalti.data.tokenizer.encode import Tokenizer, load_tokenizer
 from smalti.data.tokens import TokenSource
 from smalti.data.tokens.document_ids import ids_of
 

@@ -21,7 +21,7 @@ from smalti.data.fetch import open_files
 from smalti.data.sources.open import open_source, read_index
 from smalti.data.sources.readers import megatron, text
 from smalti.data.sources.readers.file_names import map_files
-from smalti.data.tokenizer.tokenizer import Tokenizer, load_tokenizer
+from smalti.data.tokenizer.encode import Tokenizer, load_tokenizer
 from smalti.data.tokenizer.train import train_bpe
 
 IDS = np.arange(1000, dtype=np.uint16)

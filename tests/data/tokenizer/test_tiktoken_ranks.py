@@ -6,10 +6,10 @@ import pytest
 import tiktoken
 
 from smalti.base.errors import DataError, UserError
+from smalti.data.tokenizer.encode import load_tokenizer
 from smalti.data.tokenizer.patterns import EOD, KNOWN_RANKS, PATTERNS
 from smalti.data.tokenizer.tiktoken_encoding import structure_of, token_bytes_of
 from smalti.data.tokenizer.tiktoken_ranks import known_or_given, merges_of, read_ranks
-from smalti.data.tokenizer.tokenizer import load_tokenizer
 from smalti.data.tokenizer.train import train_bpe
 
 TEXTS = [

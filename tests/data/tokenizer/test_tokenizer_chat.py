@@ -8,7 +8,7 @@ from tiny_runs import TEXTS
 
 from smalti.base.errors import DataError, UserError
 from smalti.data.tokenizer.chat import PlainChat, TemplateChat, load_chat
-from smalti.data.tokenizer.tokenizer import Tokenizer, load_tokenizer
+from smalti.data.tokenizer.encode import Tokenizer, load_tokenizer
 
 LLAMA_3 = """{{- bos_token }}
 {%- if messages[0]['role'] == 'system' %}

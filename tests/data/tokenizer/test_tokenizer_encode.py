@@ -11,8 +11,8 @@ from tokenizers import AddedToken, models, normalizers, pre_tokenizers
 from tokenizers import Tokenizer as Inner
 
 from smalti.base.errors import DataError, UserError
+from smalti.data.tokenizer.encode import Tokenizer, load_tokenizer
 from smalti.data.tokenizer.patterns import EOD, PATTERNS
-from smalti.data.tokenizer.tokenizer import Tokenizer, load_tokenizer
 from smalti.data.tokenizer.train import train_bpe
 
 TEXTS = ["def f(x):\n    return x + 1\n" * 5, "The quick brown fox jumps over the lazy dog. " * 5, "äöü 漢字 🙂 12345"]

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from smalti.base.errors import DataError, UserError
+from smalti.data.tokenizer.encode import Tokenizer
 from smalti.data.tokenizer.patterns import EOD, PATTERNS, byte_symbols
-from smalti.data.tokenizer.tokenizer import Tokenizer
 from smalti.data.tokenizer.train import train_bpe
 
 TEXTS = ["def f(x):\n    return x + 1\n" * 5, "The quick brown fox jumps over the lazy dog. " * 5, "äöü 漢字 🙂 12345"]

@@ -15,7 +15,7 @@ from tiny_runs import add_checkpoint, tiny_run
 from smalti.base.errors import DataError, RetryableError, SmaltiError, UserError
 from smalti.config.load import load
 from smalti.config.run import RunConfig
-from smalti.data.tokenizer.tokenizer import load_tokenizer
+from smalti.data.tokenizer.encode import load_tokenizer
 from smalti.distributed.checkpoint import card, checkpoint
 from smalti.distributed.checkpoint import export as room
 from smalti.distributed.checkpoint.export import export

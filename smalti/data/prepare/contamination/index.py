@@ -33,7 +33,7 @@ from smalti.data.prepare.contamination.scan import (
     scan,
 )
 from smalti.data.sources.source import Source
-from smalti.data.tokenizer.tokenizer import Tokenizer
+from smalti.data.tokenizer.encode import Tokenizer
 from smalti.data.tokens import TokenSource
 
 _SCHEMA = pa.schema(

@@ -19,7 +19,7 @@ from smalti.data.prepare.contamination.ngrams import I64, U64, NgramSet, normali
 from smalti.data.prepare.daft_engine import Failures, choose_runner, daft_module
 from smalti.data.prepare.dedup.columns import as_lists, pieces, rows_of_lists
 from smalti.data.sources.source import Source
-from smalti.data.tokenizer.tokenizer import Tokenizer
+from smalti.data.tokenizer.encode import Tokenizer
 
 KEPT_DOCUMENTS = 100
 """Documents that are kept of an n-gram in a part, the first ones: a common one is in millions."""

@@ -21,7 +21,7 @@ from smalti.data.sources.readers.documents import Documents
 from smalti.data.sources.readers.file_names import expand_names, map_files
 from smalti.data.sources.readers.index import Index, SourceFolder
 from smalti.data.sources.source import Int64s
-from smalti.data.tokenizer.tokenizer import Tokenizer, load_tokenizer
+from smalti.data.tokenizer.encode import Tokenizer, load_tokenizer
 
 LIMIT_BYTES = 256 << 20
 _SAMPLE = 16
