@@ -11,7 +11,7 @@ from typing import Any
 
 from smalti.base.errors import DataError, UserError
 from smalti.evals.gauntlet.table import BENCHMARKS, CORE
-from smalti.evals.reader.samples import Results, Sample, find_folder, read_results
+from smalti.evals.reader.samples import Results, Sample, different, find_folder, pairs, read_results
 from smalti.evals.statistics import paired
 from smalti.evals.statistics.paired import Difference, Verdict
 
@@ -101,9 +101,9 @@ def compare(a: str, b: str, *, suite: str | None = None, tasks: Sequence[str] = 
         raise DataError(what, allowed=names or f"A has {', '.join(samples[0])}; B has {', '.join(samples[1])}")
     for task in shared:
         _require_equal_windows(task, first, second)
-    pairs = {task: _pairs(task, samples[0][task], samples[1][task]) for task in shared}
-    metrics = {task: "bits_per_byte" if _is_text(pairs[task]) else "accuracy" for task in shared}
-    differences = {task: (_of_text if _is_text(pairs[task]) else _of_answers)(pairs[task]) for task in shared}
+    items = {task: _pairs(task, samples[0][task], samples[1][task]) for task in shared}
+    metrics = {task: "bits_per_byte" if _is_text(items[task]) else "accuracy" for task in shared}
+    differences = {task: (_of_text if _is_text(items[task]) else _of_answers)(items[task]) for task in shared}
     differences |= _averages(first.about.get("gauntlet"), second.about.get("gauntlet"), differences)
     corrected = paired.holm([difference.p for difference in differences.values()])
     rows = [
@@ -140,7 +140,7 @@ def _require_equal_windows(task: str, a: Results, b: Results) -> None:
         score = tasks.get(task) if isinstance(tasks, dict) else None
         windows.append({key: (score or {}).get(key) for key in ("seq_len", "overlap_tokens")})
     if windows[0] != windows[1]:
-        raise _different(task, "their windows", f"{windows[0]} and {windows[1]}")
+        raise different(task, "their windows", f"{windows[0]} and {windows[1]}")
 
 
 def _is_text(pairs: Sequence[Pair]) -> bool:
@@ -171,30 +171,18 @@ def _clusters(pairs: Sequence[Pair]) -> list[str | None] | None:
 
 
 def _pairs(task: str, before: list[Sample], after: list[Sample]) -> list[Pair]:
-    """Return the samples of both sides by id, or by index where one has no id. Raises DataError where items differ."""
-    is_named = all(sample.id is not None for sample in (*before, *after))
-    mine, other = (
-        {str(sample.id) if is_named else str(sample.index): sample for sample in side} for side in (before, after)
-    )
-    for key in (*mine, *other):
-        if key not in mine or key not in other:
-            side = "B" if key in mine else "A"
-            raise _different(task, f"item {key}", f"{side} does not have it: {len(mine)} and {len(other)} items")
-        if mine[key].digest != other[key].digest or mine[key].n_bytes != other[key].n_bytes:
-            part = "prompt" if mine[key].prompt != other[key].prompt else "right answer or size"
-            raise _different(task, f"item {key}", f"its {part} is not the same")
+    """Return the samples of both sides. Raises DataError where an item differs, or is on one side alone."""
+    both = pairs(before, after)
+    matched = {id(sample) for pair in both for sample in pair}
+    for side, samples in (("B", before), ("A", after)):
+        for sample in samples:
+            if id(sample) not in matched:
+                why = f"{side} does not have it: {len(before)} and {len(after)} items"
+                raise different(task, f"item {sample.key}", why)
     for sample in (*before, *after):
         if sample.correct is None and (sample.nats is None or sample.n_bytes is None):
             raise DataError(f"{task}: item {sample.key} has neither a grade nor a likelihood, so it cannot be compared")
-    return [(mine[key], other[key]) for key in mine]
-
-
-def _different(task: str, what: str, why: str) -> DataError:
-    return DataError(
-        f"{task}: A and B differ in {what}: {why}",
-        allowed="two results on the same items",
-        hint="evaluate both models with the same suite, mode, shots, seed and limit; --task NAME compares other tasks",
-    )
+    return both
 
 
 def _averages(a: Any, b: Any, tasks: Mapping[str, Difference]) -> dict[str, Difference]:

@@ -97,7 +97,7 @@ def test_items_of_two_results_are_matched_by_id_else_by_index(tmp_path: Path) ->
     assert [sample.other is not None for sample in both.samples] == [True, True, True, False, True]
     assert all(sample.other.id == sample.id for sample in both.samples if sample.other)
     other = write_results(tmp_path / "three", {"colours": [ranked(1, 2, 0.5, gold=1)]})
-    with pytest.raises(DataError, match="colours:1 has different right answers"):
+    with pytest.raises(DataError, match="colours: A and B differ in item 1: its right answer or size is not the same"):
         paired(read_results(one), read_results(other))
 
 

@@ -182,36 +182,46 @@ def of_task(results: Results, task: str | None) -> Results:
     return replace(results, samples=samples)
 
 
+def pairs(mine: Sequence[Sample], other: Sequence[Sample]) -> list[tuple[Sample, Sample]]:
+    """Return the items that both have, in the order of ``mine``.
+
+    Items of a task are matched by id where all samples of both have one, else by index. Raises DataError where matched
+    items differ in prompt, right answer or size.
+    """
+    unnamed = {sample.task for sample in (*mine, *other) if sample.id is None}
+
+    def place(sample: Sample) -> tuple[str, str | int]:
+        return sample.task, sample.index if sample.task in unnamed else str(sample.id)
+
+    by_place = {place(sample): sample for sample in other}
+    both = [(sample, by_place[place(sample)]) for sample in mine if place(sample) in by_place]
+    for sample, match in both:
+        if match.digest != sample.digest or match.n_bytes != sample.n_bytes:
+            part = "prompt" if match.prompt != sample.prompt else "right answer or size"
+            raise different(sample.task, f"item {sample.key}", f"its {part} is not the same")
+    return both
+
+
+def different(task: str, what: str, why: str) -> DataError:
+    """Return the error of two results that cannot be compared."""
+    return DataError(
+        f"{task}: A and B differ in {what}: {why}",
+        allowed="two results on the same items",
+        hint="evaluate both models with the same suite, mode, shots, seed and limit; --task NAME shows other tasks",
+    )
+
+
 def paired(results: Results, other: Results) -> Results:
     """Return the results with ``other`` of each sample set to the same item of another model, where it has it.
 
-    Items of a task are matched by id where all samples of both have one, else by index. Raises DataError where matched
-    items differ in prompt or right answer, and where no item is in both.
+    Raises DataError where matched items differ, and where no item is in both.
     """
-    named = {sample.task for sample in (*results.samples, *other.samples)} - {
-        sample.task for sample in (*results.samples, *other.samples) if sample.id is None
-    }
-
-    def place(sample: Sample) -> tuple[str, str | int]:
-        return sample.task, str(sample.id) if sample.task in named else sample.index
-
-    by_place = {place(sample): sample for sample in other.samples}
-    samples = []
-    for sample in results.samples:
-        match = by_place.get(place(sample))
-        if match is not None and match.digest != sample.digest:
-            what = "prompts" if match.prompt != sample.prompt else "right answers"
-            raise DataError(
-                f"{sample.name} has different {what} in {results.folder} and {other.folder}",
-                allowed="two results on the same items",
-                hint="evaluate both models with the same suite, shots and seed",
-            )
-        samples.append(sample if match is None else replace(sample, other=match))
-    if not any(sample.other for sample in samples):
+    matches = {id(sample): match for sample, match in pairs(results.samples, other.samples)}
+    if not matches:
         raise DataError(
             f"{results.folder} and {other.folder} have no item in common", allowed="two results on the same items"
         )
-    return replace(results, samples=samples)
+    return replace(results, samples=[replace(sample, other=matches.get(id(sample))) for sample in results.samples])
 
 
 def _sample(line: Mapping[str, Any], number: int) -> Sample:
