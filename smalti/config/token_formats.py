@@ -7,7 +7,7 @@ A new format is its name and its row here, and its reader: ``smalti/data/sources
 from dataclasses import dataclass
 from typing import Literal
 
-FormatName = Literal["smalti", "mds", "megatron", "raw", "litdata", "text"]
+FormatName = Literal["smalti", "examples", "mds", "megatron", "raw", "litdata", "text"]
 
 
 @dataclass(frozen=True)
@@ -26,6 +26,7 @@ class TokenFormat:
 
 FORMATS: dict[FormatName, TokenFormat] = {
     "smalti": TokenFormat(index_file="manifest.json"),
+    "examples": TokenFormat(index_file="examples.json"),
     "mds": TokenFormat(("column", "dtype", "eod_id", "vocab_size"), "index.json", "shards"),
     "megatron": TokenFormat(("files", "eod_id", "vocab_size"), suffixes=(".idx",)),
     "raw": TokenFormat(("dtype", "files", "eod_id", "vocab_size", "document_ends"), suffixes=(".npy", ".bin", ".ds")),

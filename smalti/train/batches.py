@@ -4,7 +4,7 @@ Data is any object with ``batch(step)``, a list of this rank's microbatches (the
 ``state(step)``, a small JSON value that is saved in a checkpoint and that ``check`` compares on resume.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
@@ -50,6 +50,9 @@ class Microbatch(NamedTuple):
     covers the whole row, and the other fields this rank's part."""
     n_documents: int | None = None
     """Number of runs of equal values in ``documents`` on a GPU, where counting them would wait for the device."""
+    values: Mapping[str, Tensor] = {}
+    """Name -> a number for each document of each row (S, most documents of a row), of examples (``data/examples``):
+    column d belongs to document d + 1. Whole rows, as ``documents``."""
 
 
 class TokenBatches:
@@ -186,7 +189,8 @@ class TokenBatches:
         positions, documents = _numbered(inputs, begins if self._mask_documents else None)
         n_documents = rows.runs if documents is not None and self._device.type != "cpu" else None
         own_part = self._own_part
-        return Microbatch(own_part(inputs), own_part(targets), own_part(positions), documents, n_documents)
+        values = {name: tensor(table) for name, table in rows.values.items()}
+        return Microbatch(own_part(inputs), own_part(targets), own_part(positions), documents, n_documents, values)
 
 
 def _numbered(inputs: Tensor, begins: Tensor | None) -> tuple[Tensor, Tensor | None]:

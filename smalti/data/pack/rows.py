@@ -1,6 +1,6 @@
 """The interface ``Sequences`` of both packing methods, and the types that describe rows."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -50,6 +50,8 @@ class RowInfo(NamedTuple):
     """None: each row is one range of the source; a document begins where the previous one is closed."""
     masked: npt.NDArray[np.bool_] | None
     """[n, L] targets that do not count; None: all count."""
+    values: Mapping[str, npt.NDArray[np.float32]] = {}
+    """Name -> a number for each document of each row [n, most documents of a row], of examples; else empty."""
 
 
 class Sequences(Protocol):

@@ -3,7 +3,8 @@
 Tokens keep their width on disk, so that a trainer copies 2 bytes per token to its device and widens them there.
 """
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -32,6 +33,8 @@ class Batch:
     """The joints of best-fit rows; None: a document begins at each end-of-document token."""
     masked: npt.NDArray[np.bool_] | None = None
     """[S, L] targets that do not count; None: all count."""
+    values: Mapping[str, npt.NDArray[np.float32]] = field(default_factory=dict)
+    """Name -> a number for each document of each row [S, most documents of a row], of examples."""
 
     @property
     def seq_len(self) -> int:
@@ -50,6 +53,7 @@ class Batch:
             tokens=np.pad(self.tokens, ((0, more), (0, 0)), constant_values=token),
             source=np.pad(self.source, (0, more), constant_values=-1),
             masked=masked,
+            values={name: np.pad(values, ((0, more), (0, 0))) for name, values in self.values.items()},
         )
 
     @cached_property

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from smalti.base.errors import DataError
 from smalti.base.hashing import sha256_bytes
+from smalti.data.examples.source import ExampleRows, ExampleSource
 from smalti.data.fetch import Share
 from smalti.data.fetch.counts import Counts
 from smalti.data.pack.concat import Chopped
@@ -18,6 +19,7 @@ from smalti.data.pack.index import RECORD_NAME, PackIndex, PackRecord, pack_fold
 from smalti.data.pack.packed import Packed
 from smalti.data.pack.rows import Sequences
 from smalti.data.sources.open import open_source, read_index
+from smalti.data.sources.readers.index import Index
 from smalti.data.sources.source import Source
 from smalti.data.stream.takedowns import Takedowns
 
@@ -54,7 +56,8 @@ def read_indexes(config: "DataConfig") -> dict[str, bytes]:
             indexes[name] = read_index(source, config.fetch, tokenizer=config.tokenizer)
     if config.packing == "best-fit":
         for name, seq_len in sorted(_lengths(config)):
-            indexes[_pack_key(name, seq_len)] = read_record(config.sources[name].path, seq_len)
+            if Index.from_bytes(indexes[name]).format != "examples":  # packed when they are opened
+                indexes[_pack_key(name, seq_len)] = read_record(config.sources[name].path, seq_len)
     if config.takedowns is not None:
         with ExitStack() as stack:
             opened = open_sources(config, indexes)
@@ -111,7 +114,9 @@ def sequences_of(
     for name, source in opened.sources.items():
         if (name, seq_len) not in used:
             continue
-        if config.packing == "concat":
+        if isinstance(source, ExampleSource):
+            cut[name] = ExampleRows(source, seq_len, opened.pad_id)
+        elif config.packing == "concat":
             cut[name] = Chopped(source, seq_len)
         else:
             path = config.sources[name].path
@@ -144,7 +149,8 @@ def pack_digests(config: "DataConfig", indexes: Mapping[str, bytes]) -> dict[str
         return {}
     digests: dict[str, dict[int, str]] = {}
     for name, seq_len in sorted(_lengths(config)):
-        digests.setdefault(name, {})[seq_len] = sha256_bytes(indexes[_pack_key(name, seq_len)])
+        if _pack_key(name, seq_len) in indexes:
+            digests.setdefault(name, {})[seq_len] = sha256_bytes(indexes[_pack_key(name, seq_len)])
     return digests
 
 

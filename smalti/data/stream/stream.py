@@ -52,6 +52,7 @@ class _Rows:
     source: npt.NDArray[np.int16]
     joints: Joints | None
     masked: npt.NDArray[np.bool_] | None
+    values: dict[str, npt.NDArray[np.float32]]
 
 
 class Stream:
@@ -205,6 +206,8 @@ class Stream:
         seq_len = self.schedule.seq_len(step)
         tokens = np.empty((n, seq_len + 1), dtype=self._dtype)
         joints: list[Joints] = []
+        chopped: list[npt.NDArray[np.intp]] = []
+        values: dict[str, npt.NDArray[np.float32]] = {}
         masked: npt.NDArray[np.bool_] | None = None
         for which in sorted(set(source.tolist())):
             selected = np.flatnonzero(source == which)
@@ -220,10 +223,21 @@ class Stream:
                 tokens[selected] = part
             if info.joints is not None:
                 joints.append(info.joints._replace(row=selected[info.joints.row]))
+            else:
+                chopped.append(selected)
+            for key, table in info.values.items():
+                values[key] = _set_rows(values.get(key), table, selected, n)
             if info.masked is not None:
                 masked = np.zeros((n, seq_len), dtype=bool) if masked is None else masked
                 masked[selected] = info.masked
-        return _Rows(tokens, source, Joints.concatenate(joints) if joints else None, masked)
+        if joints and chopped:  # a row of concat begins its documents after each end-of-document token
+            joints += [self._begins(tokens, rows) for rows in chopped]
+        return _Rows(tokens, source, Joints.concatenate(joints) if joints else None, masked, values)
+
+    def _begins(self, tokens: npt.NDArray[Any], rows: npt.NDArray[np.intp]) -> Joints:
+        """Return the places in rows where an end-of-document token is the input, as joints."""
+        row, column = np.nonzero(tokens[rows, :-1] == (-1 if self.eod_id is None else self.eod_id))
+        return Joints(rows[row], column, tokens[rows[row], column].astype(np.int64))
 
     def _cut(self, rows: _Rows, start: int, end: int, first_position: int) -> Batch:
         masked = None if rows.masked is None else rows.masked[start:end]
@@ -235,6 +249,7 @@ class Stream:
             mask_documents=self.config.mask_documents,
             joints=None if rows.joints is None else rows.joints.slice_rows(start, end),
             masked=masked if masked is not None and masked.any() else None,
+            values={name: table[start:end] for name, table in rows.values.items()},
         )
 
     def _eod_of_config(self) -> dict[str, int]:
@@ -257,3 +272,13 @@ class Stream:
     def _check_step(self, step: int) -> None:
         if not 0 <= step < self.schedule.total_steps:
             raise UserError(f"step {step:,} is outside the stream", allowed=f"0 to {self.schedule.total_steps - 1:,}")
+
+
+def _set_rows(
+    table: npt.NDArray[np.float32] | None, values: npt.NDArray[np.float32], rows: npt.NDArray[np.intp], n: int
+) -> npt.NDArray[np.float32]:
+    """Return ``table`` [n, D], or one of zeros, with ``values`` in these rows; D grows if they are wider."""
+    table = np.zeros((n, 0), dtype=np.float32) if table is None else table
+    table = np.pad(table, ((0, 0), (0, max(0, values.shape[1] - table.shape[1]))))
+    table[rows, : values.shape[1]] = values
+    return table

@@ -76,7 +76,7 @@ def blank(rows: npt.NDArray[Any], info: RowInfo, pieces: Pieces, spans: Int64s, 
         targets = slice(column + begin - first, column + end - first)
         masked[row, targets] = True
         rows[row, 1:][targets] = pad_id
-    return RowInfo(info.joints, masked)
+    return info._replace(masked=masked)
 
 
 def overlaps(spans: Int64s, begins: Int64s, ends: Int64s) -> list[tuple[int, int, int]]:
