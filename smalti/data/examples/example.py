@@ -9,7 +9,7 @@ class Example:
     """One sequence (supervised tuning), or two with a common prompt: the chosen, then the rejected answer."""
 
     sequences: tuple[tuple[Sequence[int], Sequence[int]], ...]
-    """(ids, mask) of each sequence; mask 1 on tokens whose prediction is in the loss. The first token is never in it."""
+    """(ids, mask) of each sequence; mask 1 on tokens in the loss, never on the first token."""
     values: Mapping[str, float] = field(default_factory=dict)
     """Name -> number that the loss reads (``label``, ``margin``); the same names in all examples of a folder."""
     id: str = ""

@@ -79,14 +79,16 @@ def index_check(files: Files, index_file: str) -> Check:
     return lambda data: parsed_json(data, path)
 
 
-def _index_files() -> list[str]:
-    return list(dict.fromkeys(traits.index_file for traits in FORMATS.values() if traits.index_file))
+def _index_files(*, local: bool) -> list[str]:
+    """Return the index files of all formats; examples are memory-mapped, so they are in local folders only."""
+    formats = [traits for name, traits in FORMATS.items() if local or name != "examples"]
+    return list(dict.fromkeys(traits.index_file for traits in formats if traits.index_file))
 
 
 def _matching_formats(config: "SourceConfig", files: Files) -> Iterator[tuple[FormatName, str]]:
     """Yield the formats that match a local folder, each with a file that is evidence of it."""
     names = sorted(os.listdir(config.path))
-    index_files = [name for name in _index_files() if name in names]
+    index_files = [name for name in _index_files(local=True) if name in names]
     for index_file in index_files:
         yield _format_of_index(files, index_file), index_file
     if index_files:  # the other files belong to it: litData's chunks end in .bin
@@ -116,7 +118,7 @@ def _format_of_index(files: Files, index_file: str, data: bytes | None = None) -
 
 def _format_in_store(files: Files) -> tuple[FormatName, bytes]:
     refused: DataError | None = None
-    for index_file in _index_files():
+    for index_file in _index_files(local=False):
         try:
             data = files.whole(index_file, index_check(files, index_file))
         except Damaged:
@@ -130,8 +132,8 @@ def _format_in_store(files: Files) -> tuple[FormatName, bytes]:
     if refused is not None:
         raise refused
     raise DataError(
-        f"{files.where} has neither {' nor '.join(_index_files())}; a store is not listed, so other formats are not "
-        "detected",
+        f"{files.where} has neither {' nor '.join(_index_files(local=False))}; a store is not listed, so "
+        "other formats are not detected",
         allowed=_NAMES,
         hint="check the path, or set format= and files=",
     )
@@ -159,6 +161,6 @@ def _format_of_file(files: Files, file: str) -> FormatName:
 
 def _hint_of_subfolders(path: str) -> str:
     for name in sorted(set(os.listdir(path)) - {"heldout"}):
-        if any(os.path.isfile(os.path.join(path, name, index_file)) for index_file in _index_files()):
+        if any(os.path.isfile(os.path.join(path, name, index_file)) for index_file in _index_files(local=True)):
             return f"did you mean {path.rstrip('/')}/{name}?"
     return "check the path; if the writing of this folder was interrupted, run 'smalti data tokenize' again"

@@ -15,7 +15,8 @@ from smalti.base.errors import DataError, UserError
 from smalti.config.data import DataConfig
 from smalti.config.run import RunConfig
 from smalti.data.documents.heldout import TRAIN
-from smalti.data.fetch import open_files
+from smalti.data.examples.folder import RECORD_NAME, ExamplesRecord, check_files
+from smalti.data.fetch import Files, open_files
 from smalti.data.pack import n_sequences
 from smalti.data.sources.source import Source
 from smalti.data.sources.vocabulary import check_samples
@@ -33,7 +34,7 @@ class Inputs:
 
     sources: Mapping[str, Source]
     """Opened from their indexes; no token is read yet."""
-    heldout: Mapping[str, Manifest]
+    heldout: Mapping[str, Manifest | ExamplesRecord]
     unknown: tuple[str, ...]
     """A line for each check that was not possible."""
 
@@ -53,9 +54,25 @@ def read_inputs(config: DataConfig) -> dict[str, bytes]:
         prefix = f"data.heldout.{name} = {folder}"
         with prefix_errors(prefix), closing(open_files(folder, fetch=config.fetch)) as files:
             require_heldout(folder)
-            indexes[heldout_key(name)] = read_manifest(files)
-            TokenSource(folder, index=indexes[heldout_key(name)], files=files).check_files()
+            indexes[heldout_key(name)] = index = read_heldout(folder, files)
+            if isinstance(record := parse_heldout(index, folder), ExamplesRecord):
+                check_files(folder, record)
+            else:
+                TokenSource(folder, index=index, files=files).check_files()
     return indexes
+
+
+def read_heldout(folder: str, files: Files) -> bytes:
+    """Read the manifest of token files, or the record of a folder of examples."""
+    is_examples = store.is_local(folder) and os.path.isfile(os.path.join(folder, RECORD_NAME))
+    return files.whole(RECORD_NAME) if is_examples else read_manifest(files)
+
+
+def parse_heldout(index: bytes, folder: str) -> Manifest | ExamplesRecord:
+    """Parse and check the result of ``read_heldout``."""
+    if b'"longest"' in index:
+        return ExamplesRecord.parse(index, store.join(folder, RECORD_NAME))
+    return Manifest.parse(index, store.join(folder, FILE_NAME))
 
 
 def check_inputs(config: RunConfig, indexes: Mapping[str, bytes] | None = None) -> Inputs:
@@ -100,9 +117,11 @@ def require_heldout(folder: str) -> None:
             )
 
 
-def _heldout(config: DataConfig, name: str, index: bytes) -> Manifest:
+def _heldout(config: DataConfig, name: str, index: bytes) -> Manifest | ExamplesRecord:
     folder = config.heldout[name]
-    manifest = Manifest.parse(index, store.join(folder, FILE_NAME))
+    manifest = parse_heldout(index, folder)
+    if isinstance(manifest, ExamplesRecord):
+        return manifest
     if n_sequences(manifest.n_tokens, config.seq_len) < 1:
         raise DataError(
             f"data.heldout.{name} = {folder} holds {manifest.n_tokens} tokens, less than one sequence",
@@ -118,7 +137,7 @@ def _heldout(config: DataConfig, name: str, index: bytes) -> Manifest:
     return manifest
 
 
-def _one_tokenizer(opened: Opened, heldout: Mapping[str, Manifest]) -> None:
+def _one_tokenizer(opened: Opened, heldout: Mapping[str, Manifest | ExamplesRecord]) -> None:
     """Raise DataError unless all held-out sets have one tokenizer, that of the sources if these record it."""
     first = next(iter(heldout.values()), None)
     digest = opened.tokenizer_digest or (first.tokenizer_digest if first else None)

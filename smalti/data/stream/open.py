@@ -11,10 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 from smalti.base.errors import DataError
 from smalti.base.hashing import sha256_bytes
-from smalti.data.examples.source import ExampleRows, ExampleSource
+from smalti.data.examples.source import ExampleSource
 from smalti.data.fetch import Share
 from smalti.data.fetch.counts import Counts
+from smalti.data.pack.best_fit import ALGORITHM
 from smalti.data.pack.concat import Chopped
+from smalti.data.pack.examples import ExampleRows
 from smalti.data.pack.index import RECORD_NAME, PackIndex, PackRecord, pack_folder, read_record
 from smalti.data.pack.packed import Packed
 from smalti.data.pack.rows import Sequences
@@ -144,12 +146,12 @@ def takedowns_of(indexes: Mapping[str, bytes]) -> Takedowns | None:
 
 
 def pack_digests(config: "DataConfig", indexes: Mapping[str, bytes]) -> dict[str, dict[int, str]]:
-    """Return name -> seq_len -> digest of the best-fit index; empty for ``packing: concat``."""
-    if config.packing == "concat":
-        return {}
+    """Return name -> seq_len -> digest of the best-fit index, of examples that of the algorithm; else empty."""
     digests: dict[str, dict[int, str]] = {}
     for name, seq_len in sorted(_lengths(config)):
-        if _pack_key(name, seq_len) in indexes:
+        if Index.from_bytes(indexes[name]).format == "examples":
+            digests.setdefault(name, {})[seq_len] = sha256_bytes(ALGORITHM.encode())
+        elif config.packing == "best-fit":
             digests.setdefault(name, {})[seq_len] = sha256_bytes(indexes[_pack_key(name, seq_len)])
     return digests
 

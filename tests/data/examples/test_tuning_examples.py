@@ -16,7 +16,8 @@ from smalti.config.load import from_dict
 from smalti.config.train import TrainConfig
 from smalti.data.examples import Example
 from smalti.data.examples.folder import ExamplesRecord, check_files, write_examples
-from smalti.data.examples.source import ExampleRows, ExampleSource
+from smalti.data.examples.source import ExampleSource
+from smalti.data.pack.examples import ExampleRows
 from smalti.data.stream.batch import Batch
 from smalti.data.stream.stream import Stream
 from smalti.train.batches import TokenBatches
@@ -81,7 +82,9 @@ def test_rows_hold_every_example_once(
         found = by_label[number]
         assert [(ids, mask) for _, _, ids, mask in found] == [(list(i), list(m)) for i, m in example.sequences]
         if sequences == 2:  # in one row, the chosen first, at an odd number
-            assert found[0][0] == found[1][0] and found[0][1] % 2 == 1 and found[1][1] == found[0][1] + 1
+            assert found[0][0] == found[1][0]
+            assert found[0][1] % 2 == 1
+            assert found[1][1] == found[0][1] + 1
     pieces = rows.pieces(indexes)
     for begin, length in zip(pieces.begin[:5].tolist(), pieces.length[:5].tolist(), strict=True):
         assert indexes[pieces.row[pieces.begin == begin]].tolist() == rows.holding(begin, begin + length).tolist()
@@ -125,7 +128,8 @@ def test_the_split_over_ranks_and_microbatches_changes_nothing(root: Path, weigh
         return seen
 
     expected = rows(1, 1000)
-    assert rows(1, 24) == expected and rows(2, 48) == expected
+    assert rows(1, 24) == expected
+    assert rows(2, 48) == expected
     assert _stream(root, weights).state(0) == _stream(root, weights, micro=24).state(0)
 
 
@@ -135,7 +139,8 @@ def test_text_beside_examples_keeps_its_documents(root: Path) -> None:
     (batch,) = stream.batch(0)
     for row in np.flatnonzero(batch.source == text).tolist():
         begins = np.flatnonzero(batch.inputs[row] == TOKENIZER.eod_id)
-        assert (batch.positions[row, begins] == 0).all() and batch.loss_mask[row].all()
+        assert (batch.positions[row, begins] == 0).all()
+        assert batch.loss_mask[row].all()
         assert len(np.unique(batch.documents[row])) == len({*begins.tolist(), 0})
 
 
@@ -146,7 +151,8 @@ def test_a_microbatch_has_the_targets_and_values(root: Path) -> None:
     (batch,) = stream.batch(1)
     (placed,) = TokenBatches(stream, torch.device("cpu"), mask_documents=True).place([batch])
     assert placed.targets.numpy().tolist() == batch.targets.tolist()
-    assert placed.documents is not None and placed.documents.numpy().tolist() == batch.documents.tolist()
+    assert placed.documents is not None
+    assert placed.documents.numpy().tolist() == batch.documents.tolist()
     assert placed.values["label"].numpy().tolist() == batch.values["label"].tolist()
     assert sorted(placed.values) == ["label", "margin"]
 
@@ -170,7 +176,7 @@ def test_bad_examples_are_refused(tmp_path: Path) -> None:
 
 def test_a_long_example_and_damage_are_reported(tmp_path: Path) -> None:
     write_examples(tmp_path / "x", [Example((([1] * 30, [0] * 29 + [1]),))], TOKENIZER)
-    with pytest.raises(DataError, match="1 of 1 examples .* are longer than a row: 29 targets, data.seq_len=24"):
+    with pytest.raises(DataError, match=r"1 of 1 examples .* are longer than a row: 29 targets, data.seq_len=24"):
         ExampleRows(opened(tmp_path / "x"), 24, 0)
     array = tmp_path / "x" / "in_loss.npy"
     array.write_bytes(array.read_bytes()[:-1] + b"\0")
