@@ -5,6 +5,7 @@ from typing import Self
 
 from pydantic import field_validator, model_validator
 
+from smalti.config.adapter import AdapterConfig
 from smalti.config.data import DataConfig, PastConfig
 from smalti.config.durations import RunLength, check_schedule
 from smalti.config.eval import InLoopConfig
@@ -85,6 +86,8 @@ class RunConfig(JobConfig):
     """The model."""
     data: DataConfig
     """The data."""
+    adapter: AdapterConfig | None = None
+    """Adapters to train in place of the weights, which come from ``init_from``; absent: all weights are trained."""
     evals: InLoopConfig | None = placement(None)
     """Tasks that run during training; absent: held-out loss alone (``train.eval_every``)."""
 
@@ -124,6 +127,20 @@ class RunConfig(JobConfig):
                 allowed="data.retain in a run that continues a model",
                 hint="init_from=runs/NAME or a Hugging Face folder, or remove data.retain",
             )
+        return self
+
+    @model_validator(mode="after")
+    def _adapter_fits(self) -> Self:
+        if self.adapter is None:
+            return self
+        if self.init_from is None:
+            raise NotAllowed(
+                "an adapter without init_from: it is trained beside the weights of a finished model",
+                allowed="adapter with init_from",
+                hint="init_from=runs/NAME or a Hugging Face folder, or remove adapter",
+            )
+        self.adapter.check(self.model)
+        self.adapter.check_axes(self.train.parallel)
         return self
 
     @model_validator(mode="after")

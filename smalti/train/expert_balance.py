@@ -66,6 +66,8 @@ class ExpertBalance:
             return
         routers = [module for module in model.modules() if isinstance(module, Router)]
         for router, row in zip(routers, self.local_rows, strict=True):
+            if not router.weight.requires_grad:  # frozen beside adapters
+                continue
             assert router.choice_bias is not None
             load_E = load_LE[row]  # by an int: a list of rows would be copied to the device, which waits for it
             direction_E = (load_E.mean() - load_E).sign().to(router.choice_bias.dtype)

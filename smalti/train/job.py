@@ -35,7 +35,7 @@ from smalti.model.dtypes import DTYPES
 from smalti.model.init import draw
 from smalti.track.events import EventLog, NoEventLog
 from smalti.track.run import RunFolder
-from smalti.train import forgetting, oom, origin, profile, rank_setup, resume
+from smalti.train import adapters, forgetting, oom, origin, profile, rank_setup, resume
 from smalti.train import microbatch as microbatches
 from smalti.train import pipeline as pipelines
 from smalti.train.batches import Batches, TokenBatches
@@ -145,8 +145,7 @@ def build(
 ) -> Job:
     """Build all that ``fit`` needs, resumed from the newest checkpoint of the run folder if there is one.
 
-    model: any module that ``loss`` can call, with the weights of rank 0; None builds that of the config. loss: a
-    ``train.step.Loss``. batches: a ``train.batches.Batches``. fork: as ``--fork``. attempt: is filled in.
+    model: with the weights of rank 0; None builds that of the config. fork: as ``--fork``. attempt: is filled in.
     """
     world, attempt = env.world(), attempt or Attempt()
     _require_described(config, model=model, loss=loss, batches=batches)
@@ -164,7 +163,7 @@ def build(
             batches = _token_batches(config, indexes, folder, mesh, device, resolved["microbatch_tokens"])
     assert batches is not None and loss is not None
     path = resume.find_checkpoint(folder, events)
-    _check_origin(config, begins=path is None and model is None)
+    base = _check_origin(config, path, own_model=model is not None)
     model = sharded(config, model, mesh, device, resumes=path is not None)
     state = state_of(config, model, loss, mesh, device)
     saved = resume.load_checkpoint(path, state, tensors_of(state), batches, events)
@@ -189,6 +188,7 @@ def build(
         microbatch_tokens=resolved.get("microbatch_tokens"),
         indexes=indexes,
         out_of_memory=reporter,
+        base=base,
         **_prefetch(config),
     )
 
@@ -237,24 +237,30 @@ def sharded(
 ) -> nn.Module:
     """Build the sharded model. Weights are initialised, or left uninitialised if a checkpoint will be loaded.
 
-    own_model: the caller's model, with the weights of rank 0; None builds that of the config.
+    own_model: the caller's model, with the weights of rank 0; None builds that of the config. With adapters, the frozen
+    weights are loaded in both cases.
     """
     model = own_model
     if model is None:
         assert isinstance(config, RunConfig)
         with torch.device("meta"):
             model = Decoder(config.model)
+        adapters.add(model, config)
     else:
+        adapters.refuse_own_model(config)
         model.to(device)
         fsdp.broadcast(model)
     train = config.train
     compiles = rank_setup.compiles(config, device)
     model = parallelize(model, mesh, train.parallel, train.precision, compile_blocks=compiles)
-    load = None if resumes or config.init_from is None else open_weights(config.init_from, model)
+    keeps_own = resumes and not adapters.has_adapter(config)
+    load = None if config.init_from is None or keeps_own else open_weights(config.init_from, model)
     if own_model is None and (resumes or load is not None):
         fsdp.allocate(model, device)
     if load is not None:
         load()
+        if not resumes:
+            adapters.init(model, config.seed)
     elif not resumes and own_model is None:
         assert isinstance(config, RunConfig)
         described = config.model
@@ -314,17 +320,19 @@ def _forward_backward(
     return pipelines.PipelineForwardBackward(schedule)
 
 
-def _check_origin(config: JobConfig, *, begins: bool) -> None:
-    if not begins:
-        return
-    assert isinstance(config, RunConfig)
-    for line in worlds.broadcast_from_rank0(lambda: origin.check(config)):
-        log.get("train").warning("%s", line)
+def _check_origin(config: JobConfig, path: str | None, *, own_model: bool) -> dict[str, str] | None:
+    """Check ``init_from`` of a run that begins, and the base of adapters; returns the latter."""
+    if path is None and not own_model:
+        assert isinstance(config, RunConfig)
+        for line in worlds.broadcast_from_rank0(lambda: origin.check(config)):
+            log.get("train").warning("%s", line)
+    return adapters.check_base(config, path)
 
 
 def tensors_of(state: TrainState) -> dict[str, Tensor]:
     """Return the tensors of a checkpoint: weights, persistent buffers, optimizer moments and expert balance."""
-    weights = {f"model.{name}": tensor for name, tensor in state.model.state_dict().items()}
+    trained = adapters.trained_only(state.model, state.model.state_dict())
+    weights = {f"model.{name}": tensor for name, tensor in trained.items()}
     return {**weights, **moments(state.model, state.optimizer), **(state.balance.tensors() if state.balance else {})}
 
 

@@ -101,6 +101,8 @@ class Job:
     prefetch_bytes: int = 1 << 30
     out_of_memory: Reporter | None = None
     """Reports a step that ran out of memory; None: its error is raised unchanged."""
+    base: dict[str, str] | None = None
+    """The origin of the frozen weights beside which adapters are trained; None for a run without."""
     trial_steps: int | None = None
     """Number of steps of a trial run, which then ends as a whole run does; None: not a trial."""
 
@@ -380,6 +382,7 @@ def checkpoint_metadata(job: Job) -> dict[str, Any]:
         "val_s": job.recorder.val_s,
         "collapsed_layers": sorted(watch.collapsed) if (watch := job.recorder.watch) else [],
         "stream": job.batches.state(job.state.step),
+        **({} if job.base is None else {"base": job.base}),
     }
 
 

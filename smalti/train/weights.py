@@ -18,6 +18,7 @@ from smalti.base.errors import DataError
 from smalti.distributed.checkpoint import checkpoint
 from smalti.distributed.group import world
 from smalti.distributed.parallel import fsdp, pipeline
+from smalti.model.adapters.apply import is_adapter
 from smalti.model.huggingface import ModelFolder, companion_files, open_folder
 from smalti.model.json_file import read_object
 from smalti.train.origin import run_of
@@ -31,7 +32,7 @@ def open_weights(source: str, model: nn.Module) -> Callable[[], None]:
     A collective. ``model`` needs storage when the function is called. Only weights are loaded; names and shapes must be
     those of the model.
     """
-    wanted = pipeline.whole_shapes(model)
+    wanted = _without_adapters(pipeline.whole_shapes(model))
     if world.broadcast_from_rank0(lambda: os.path.isfile(f"{source}/config.json")):
         folder = world.together(lambda: _checked_folder(source, wanted))
         return lambda: _load_folder(folder, model)
@@ -102,9 +103,19 @@ def _load_folder(folder: ModelFolder, model: nn.Module) -> None:
                 fsdp.assign(wanted[name], tensor.to(wanted[name].dtype))
 
 
+def _without_adapters(shapes: pipeline.Shapes) -> pipeline.Shapes:
+    return shapes._replace(parameters={name: s for name, s in shapes.parameters.items() if not is_adapter(name)})
+
+
 def _check_fits(source: str, shapes: dict[str, tuple[int, ...]], model: pipeline.Shapes) -> None:
     wanted = model.parameters | model.buffers
     needed = set(model.parameters)  # a buffer may keep its initial value
+    if any(map(is_adapter, shapes)):
+        raise DataError(
+            f"init_from={source} holds adapters, not a whole model",
+            allowed="a run that trained all weights, a checkpoint of one, or a Hugging Face folder",
+            hint="start from the model that its own init_from names",
+        )
     unpaired = sorted((set(shapes) - set(wanted)) | (needed - set(shapes)))
     if unpaired:
         where = f"init_from={source}" if unpaired[0] in shapes else "the model"

@@ -32,8 +32,8 @@ def tuning(
 ) -> None:
     """Print trainable parameters and bytes of tuning a model, and the fewest of each device that hold it.
 
-    smalti train tunes all weights (init_from); adapters and DPO are only planned. With --gpu, exit 3 where no number of
-    devices is enough.
+    smalti train tunes all weights (init_from) or adapters (adapter); DPO is only planned. With --gpu, exit 3 where no
+    number of devices is enough.
     """
     from smalti.cli.tables import print_json
     from smalti.plan.serving.devices import max_devices

@@ -36,10 +36,13 @@ def check(config: "RunConfig", *, ranks: int, fork: "Fork | None" = None) -> Non
 
 def origin_warnings(config: "RunConfig") -> list[str]:
     """Return warnings of differences from the model that the run starts from; raises for those not allowed."""
-    if config.init_from is None or _has_checkpoint(config):  # it resumes from its own checkpoint
+    resumes = _has_checkpoint(config)
+    if config.init_from is None or (resumes and config.adapter is None):  # it resumes from its own checkpoint
         return []
     if not Path(config.init_from).exists():
         raise DataError(f"init_from = {config.init_from} does not exist", allowed="a checkpoint or Hugging Face folder")
+    if resumes:
+        return []
     from smalti.train import origin
 
     return origin.check(config)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import NoReturn
 
 from smalti.base.errors import UserError
+from smalti.config.adapter import AXES as ADAPTER_AXES
 from smalti.config.hardware import Hardware
 from smalti.config.model import ModelConfig
 from smalti.config.parallel import Context, PipelineSchedule
@@ -86,6 +87,8 @@ class Rules:
         """``fixed``: axis -> the only size that it may have."""
         self.model, self.hardware, self.gpus = config.model, hardware, gpus
         self.parallel, self.fixed = config.train.parallel, dict(fixed or {})
+        if config.adapter is not None:
+            self.fixed |= dict.fromkeys(ADAPTER_AXES, 1)
         batch, self.seq_len = config.batches_and_lengths[-1]
         self.rows = batch // self.seq_len
         self.fewest_rows = min(batch // seq_len for batch, seq_len in config.batches_and_lengths)

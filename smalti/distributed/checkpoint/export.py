@@ -51,6 +51,11 @@ def export(
         raise UserError(f"dtype={dtype} is not known", allowed=", ".join(_DTYPES))
     config = load(RunConfig, str(run)).config
     source = _checkpoint(run, step)
+    if config.adapter is not None:
+        raise UserError(
+            f"the run {run} trained adapters beside the weights of {config.init_from}; they are not exported",
+            allowed="a run that trained all weights",
+        )
     final = Path(output) if output is not None else run / "export"
     if final.exists() and not (final / "config.json").is_file():
         raise DataError(f"{final} exists and is not an exported model", hint="name another folder: --output FOLDER")

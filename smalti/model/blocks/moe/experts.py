@@ -122,7 +122,7 @@ def _grouped(
 ) -> Tensor:
     """Compute all experts with one grouped matrix product per weight, on slots sorted by expert."""
     width = x_ND.shape[1]
-    gate, up, down = _padded(weights.gate), _padded(weights.up), _padded(weights.down)
+    gate, up, down = padded(weights.gate), padded(weights.up), padded(weights.down)
     assert up is not None
     multiple = 1 if weight_Nk is None else row_multiple(expert_Nk.numel(), len(up), x_ND.device.type, x_ND.itemsize)
     arguments: tuple[Any, ...] = (
@@ -142,7 +142,7 @@ def _grouped(
     return out_ND[:, :width]
 
 
-def _padded(weight_EFD: Tensor | None) -> Tensor | None:
+def padded(weight_EFD: Tensor | None) -> Tensor | None:
     """Pad with zeros to widths that ``grouped_mm`` accepts, which changes no result; copies only if needed."""
     if weight_EFD is None:
         return None

@@ -1,0 +1,93 @@
+"""The section ``adapter``: low-rank matrices that are trained beside the frozen weights of ``init_from``."""
+
+import math
+
+from pydantic import Field, field_validator
+
+from smalti.config.model import ModelConfig
+from smalti.config.parallel import ParallelConfig
+from smalti.config.schema import Config, NotAllowed, Real, Whole
+
+AXES = ("tensor", "pipeline", "expert")
+"""Axes of parallelism that adapters cannot be combined with."""
+
+
+class AdapterConfig(Config):
+    """LoRA (Hu et al. 2021, arXiv:2106.09685): W + scale B A, with B [out, rank] and A [rank, in] trained, W frozen."""
+
+    rank: Whole = Field(16, ge=1)
+    """Rows of A and columns of B."""
+    alpha: Real = Field(32.0, gt=0)
+    """The scale of B A is alpha / rank."""
+    rslora: bool = False
+    """Scale by alpha / sqrt(rank), which keeps the size of updates at large ranks (arXiv:2312.03732)."""
+    targets: tuple[str, ...] = ("attention", "mlp")
+    """The matrices that get an adapter, by a part of their name in a layer: ``attention``, ``mlp`` (with experts),
+    ``experts``, ``q_proj``, ``mlp.down_proj``."""
+    layers: tuple[Whole, Whole] | None = None
+    """First and last layer with adapters, counted from 0; absent: all layers."""
+
+    @property
+    def scale(self) -> float:
+        """The factor of B A."""
+        return self.alpha / (math.sqrt(self.rank) if self.rslora else self.rank)
+
+    def paths(self, model: ModelConfig) -> dict[int, list[str]]:
+        """Return layer -> the names in it of the matrices that get an adapter."""
+        first, last = self.layers or (0, model.num_hidden_layers - 1)
+        names = {layer: matrices(model, layer) for layer in range(first, last + 1)}
+        return {
+            layer: [name for name in of if any(_names(t, name) for t in self.targets)] for layer, of in names.items()
+        }
+
+    def check(self, model: ModelConfig) -> None:
+        """Raise NotAllowed for layers that the model does not have, and for targets that name none of its matrices."""
+        count = model.num_hidden_layers
+        first, last = self.layers or (0, count - 1)
+        if not 0 <= first <= last < count:
+            raise NotAllowed(
+                f"adapter.layers=[{first},{last}]: the model has {count} layers",
+                allowed=f"the first and the last layer, from 0 to {count - 1}",
+                hint=f"adapter.layers=[{min(max(first, 0), count - 1)},{count - 1}]",
+            )
+        there = list(dict.fromkeys(name for layer in range(first, last + 1) for name in matrices(model, layer)))
+        for target in self.targets:
+            if not any(_names(target, name) for name in there):
+                raise NotAllowed(
+                    f"adapter.targets: '{target}' is no matrix of layers {first} to {last}",
+                    allowed=", ".join(sorted({part for name in there for part in (*name.split("."), name)})),
+                    hint="adapter.targets=[attention,mlp]",
+                )
+
+    def check_axes(self, parallel: ParallelConfig) -> None:
+        """Raise NotAllowed for an axis that adapters cannot be combined with."""
+        for axis in AXES:
+            size = getattr(parallel, axis)
+            if size not in (1, "auto"):
+                raise NotAllowed(
+                    f"train.parallel.{axis}={size} cannot be combined with an adapter",
+                    allowed="replicate, shard and sequence",
+                    hint=f"train.parallel.{axis}=1",
+                )
+
+    @field_validator("targets")
+    @classmethod
+    def _some_target(cls, targets: tuple[str, ...]) -> tuple[str, ...]:
+        if not targets:
+            raise NotAllowed("adapter.targets is empty", allowed="one or more", hint="adapter.targets=[attention,mlp]")
+        return targets
+
+
+def matrices(model: ModelConfig, layer: int) -> list[str]:
+    """Return the names of the matrices of a layer that can get an adapter: all but the router."""
+    parts = ("gate_proj", "up_proj", "down_proj") if model.gated else ("up_proj", "down_proj")
+    names = [f"attention.{part}_proj" for part in "qkvo"]
+    if model.moe is None or not model.has_experts(layer):
+        return names + [f"mlp.{part}" for part in parts]
+    shared = parts if model.moe.num_shared_experts else ()
+    return names + [f"mlp.shared_experts.{part}" for part in shared] + [f"mlp.experts.{part}" for part in parts]
+
+
+def _names(target: str, name: str) -> bool:
+    """Return whether ``target`` is a part of a dotted name, of whole words."""
+    return f".{target}." in f".{name}."

@@ -1,0 +1,1 @@
+"""Low-rank adapters of a decoder: LoRA beside frozen weights."""

@@ -1,0 +1,164 @@
+"""Modules with low-rank adapters: y = W x + scale B (A x), where W is frozen (LoRA, arXiv:2106.09685).
+
+They replace ``nn.Linear`` and ``Experts``; names of the base's parameters stay the same. An adapter of the matrix
+``q_proj`` is ``q_proj.lora_A`` and ``q_proj.lora_B``; of the experts' ``up_proj``, ``up_proj_lora_A`` [E, r, in] and
+``up_proj_lora_B`` [E, out, r], a pair for each expert.
+
+Shapes: I inputs, O outputs, r rank, N tokens, E experts, k experts per token, S slots, D hidden, F inner.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+from torch.nn import functional as F
+
+from smalti.base.rng import derive_key
+from smalti.cost.memory.experts import row_multiple
+from smalti.model.blocks.moe.experts import Experts, Weights, bag, bag_backward, padded, slots
+
+PARTS = ("gate_proj", "up_proj", "down_proj")
+
+
+def draw(name: str, shape: Sequence[int], seed: int) -> Tensor:
+    """Return the initial value of an adapter's parameter: 0 for B; for A uniform with the bound 1 / sqrt(inputs).
+
+    That is Kaiming's with a = sqrt(5), as peft and ``nn.Linear`` have it. A function of seed, name and expert alone.
+    """
+    if name.endswith("lora_B"):
+        return torch.zeros(tuple(shape))
+    if len(shape) == 3:
+        return torch.stack([_uniform(shape[1:], derive_key(seed, name, expert)) for expert in range(shape[0])])
+    return _uniform(shape, derive_key(seed, name))
+
+
+def _uniform(shape: Sequence[int], key: int) -> Tensor:
+    generator = torch.Generator(device="cpu").manual_seed(key)
+    return torch.empty(tuple(shape)).uniform_(-1 / math.sqrt(shape[-1]), 1 / math.sqrt(shape[-1]), generator=generator)
+
+
+class LoRALinear(nn.Linear):
+    """Replaces ``linear``, whose weight and bias it takes."""
+
+    def __init__(self, linear: nn.Linear, rank: int, scale: float) -> None:
+        super().__init__(linear.in_features, linear.out_features, bias=False, device="meta")
+        self.weight, self.bias, self.scale = linear.weight, linear.bias, scale
+        self.lora_A = nn.Parameter(torch.empty(rank, linear.in_features, device=linear.weight.device))
+        self.lora_B = nn.Parameter(torch.empty(linear.out_features, rank, device=linear.weight.device))
+
+    def forward(self, x_I: Tensor) -> Tensor:
+        """[..., I] -> [..., O]."""
+        base_O = F.linear(x_I, self.weight, self.bias)
+        return add_low_rank(base_O, x_I, self.lora_A, self.lora_B, self.scale)
+
+
+def add_low_rank(base_O: Tensor, x_I: Tensor, a_rI: Tensor, b_Or: Tensor, scale: float) -> Tensor:
+    """Return base + scale B (A x), [..., O]."""
+    low_Nr = F.linear(x_I, a_rI).flatten(0, -2)
+    return torch.addmm(base_O.flatten(0, -2), low_Nr, b_Or.T, alpha=scale).view(base_O.shape)
+
+
+class LoRAExperts(Experts):
+    """Replaces ``experts``, whose weights it takes; ``targets``: which of gate, up and down get an adapter.
+
+    With the kernel ``grouped`` the low-rank products are grouped ones too, and no gradient of a frozen weight is
+    computed; ``loop``, the reference, adds the adapters to the weights.
+    """
+
+    def __init__(self, experts: Experts, targets: list[str], rank: int, scale: float) -> None:
+        nn.Module.__init__(self)
+        self.gate_proj, self.up_proj, self.down_proj = experts.gate_proj, experts.up_proj, experts.down_proj
+        self.kernel, self.activation = experts.kernel, experts.activation
+        self.scale = scale
+        for part in targets:
+            number, inner, hidden = getattr(self, part).shape
+            inputs, outputs = (inner, hidden) if part == "down_proj" else (hidden, inner)
+            device = self.up_proj.device
+            setattr(self, f"{part}_lora_A", nn.Parameter(torch.empty(number, rank, inputs, device=device)))
+            setattr(self, f"{part}_lora_B", nn.Parameter(torch.empty(number, outputs, rank, device=device)))
+
+    def low_rank(self, part: str) -> tuple[Tensor, Tensor] | None:
+        """Return A [E, r, I] and B [E, O, r] of a part, None if it has no adapter."""
+        a_ErI = getattr(self, f"{part}_lora_A", None)
+        return None if a_ErI is None else (a_ErI, getattr(self, f"{part}_lora_B"))
+
+    def weights(self) -> Weights:
+        """Return the weights with their adapters added."""
+        return Weights(*(self._merged(part) for part in PARTS))  # type: ignore[arg-type]
+
+    def forward(self, x_ND: Tensor, expert_Nk: Tensor, weight_Nk: Tensor, pending: Any = None) -> Tensor:
+        """Return sum_k weight_k * expert_k(x): [N, D] -> [N, D]."""
+        if self.kernel == "loop":
+            return self.compute(x_ND, expert_Nk, weight_Nk, self.weights())
+        number, width = self.up_proj.shape[0], x_ND.shape[1]
+        multiple = row_multiple(expert_Nk.numel(), number, x_ND.device.type, x_ND.itemsize)
+        order_S, slot_Nk, end_E = slots(expert_Nk, number, multiple)
+        x_SD = _Sort.apply(x_ND, order_S, slot_Nk)
+        inner_SF = self._product("up_proj", x_SD, end_E)
+        if self.gate_proj is None:
+            inner_SF = self.activation(inner_SF)
+        else:
+            inner_SF = self.activation(self._product("gate_proj", x_SD, end_E)) * inner_SF
+        y_SD = self._product("down_proj", inner_SF, end_E)
+        out_ND: Tensor = _Combine.apply(y_SD[:, :width], order_S, slot_Nk, weight_Nk)
+        return out_ND
+
+    def _product(self, part: str, x_SI: Tensor, end_E: Tensor) -> Tensor:
+        """Return the product of each slot with its expert's matrix and adapter, [S, O]."""
+        weight_EFD = getattr(self, part)
+        out_SO = grouped(x_SI, weight_EFD if part == "down_proj" else weight_EFD.mT, end_E)
+        pair = self.low_rank(part)
+        if pair is None:
+            return out_SO
+        low_Sr = grouped(x_SI, pair[0].mT, end_E)
+        return torch.add(out_SO, grouped(low_Sr, pair[1].mT, end_E), alpha=self.scale)
+
+    def _merged(self, part: str) -> Tensor | None:
+        weight_EFD, pair = getattr(self, part), self.low_rank(part)
+        if weight_EFD is None or pair is None:
+            return weight_EFD  # type: ignore[no-any-return]
+        change_EOI = pair[1] @ pair[0] * self.scale
+        return weight_EFD + (change_EOI.mT if part == "down_proj" else change_EOI)
+
+
+def grouped(x_SI: Tensor, weight_EIO: Tensor, end_E: Tensor) -> Tensor:
+    """Return the product of each expert's rows with its matrix, [S, O]; widths of any size."""
+    outputs = weight_EIO.shape[2]
+    inputs_padded = padded(weight_EIO)
+    assert inputs_padded is not None
+    missing = inputs_padded.shape[1] - x_SI.shape[1]
+    out_SO = F.grouped_mm(F.pad(x_SI, (0, missing)) if missing else x_SI, inputs_padded, offs=end_E)
+    return out_SO[:, :outputs] if out_SO.shape[1] != outputs else out_SO
+
+
+class _Sort(torch.autograd.Function):
+    """The rows of tokens in the order of slots; gradients are added in a fixed order."""
+
+    @staticmethod
+    def forward(ctx: Any, x_ND: Tensor, order_S: Tensor, slot_Nk: Tensor) -> Tensor:
+        ctx.save_for_backward(slot_Nk)
+        return x_ND.index_select(0, order_S // slot_Nk.shape[1])
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_SD: Tensor) -> tuple[Tensor | None, ...]:
+        return bag(grad_SD, ctx.saved_tensors[0]), None, None
+
+
+class _Combine(torch.autograd.Function):
+    """The weighted sum over each token's slots."""
+
+    @staticmethod
+    def forward(ctx: Any, y_SD: Tensor, order_S: Tensor, slot_Nk: Tensor, weight_Nk: Tensor) -> Tensor:
+        ctx.save_for_backward(y_SD, order_S, slot_Nk, weight_Nk)
+        return bag(y_SD, slot_Nk, weight_Nk)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_ND: Tensor) -> tuple[Tensor | None, ...]:
+        y_SD, order_S, slot_Nk, weight_Nk = ctx.saved_tensors
+        grad_SD, grad_weight_Nk = bag_backward(grad_ND, y_SD, order_S, slot_Nk, weight_Nk)
+        return grad_SD, None, None, grad_weight_Nk

@@ -1,0 +1,134 @@
+"""Runs that train adapters: the base is loaded and frozen, ranks agree, and a resumed run is equal to the bit."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import toy_run
+from gloo_ranks import run_ranks
+
+from smalti.base.errors import DataError, UserError
+from smalti.config.load import from_dict
+from smalti.config.run import RunConfig
+from smalti.distributed.checkpoint import checkpoint
+from smalti.model.adapters.apply import is_adapter
+from smalti.model.decoder import Decoder
+from smalti.model.huggingface import save
+from smalti.model.init import init_weights
+from smalti.train import Hook, build, fit
+
+
+def tuned(root: Path, kind: str = "dense", *, adapter: dict[str, Any] | None = None, **train: Any) -> RunConfig:
+    """A run that trains adapters beside the weights of ``root``/base, which are drawn where they are missing."""
+    tree = toy_run.config(root, kind, **{"duration": "4step", "checkpoint": {"every": "2step"}, **train}).model_dump()
+    if kind == "dense":
+        tree["model"]["family"] = "llama"
+    config = from_dict(RunConfig, tree, "toy").config
+    if not (root / "base").exists():
+        model = Decoder(config.model)
+        init_weights(model, config.model, seed=3)
+        save(model, root / "base")
+    tree |= {"init_from": str(root / "base"), "adapter": {"rank": 4, "alpha": 8} | (adapter or {})}
+    return from_dict(RunConfig, tree, "toy").config
+
+
+def test_base_is_frozen_and_only_adapters_are_saved(tmp_path: Path) -> None:
+    config = tuned(tmp_path, "moe", adapter={"layers": [1, 1]}, duration="2step")
+    job = build(config)
+    before = {name: tensor.full_tensor().clone() for name, tensor in job.state.model.state_dict().items()}
+    fit(job)
+    for name, tensor in job.state.model.state_dict().items():
+        same = torch.equal(tensor.full_tensor(), before[name])
+        assert same != is_adapter(name), name
+        assert not is_adapter(name) or name.startswith("blocks.1.")
+    path = tmp_path / "runs/moe/checkpoints/step-00000002"
+    assert all(map(is_adapter, checkpoint.shapes(path)))
+    assert all("lora" in name for name in job.tensors())
+    assert checkpoint.read_state(path)["base"]["init_from"] == str(tmp_path / "base")
+
+
+class Losses(Hook):
+    """Keeps each step's loss."""
+
+    def __init__(self) -> None:
+        self.values: list[float] = []
+
+    def on_step(self, job: Any, result: Any) -> None:
+        self.values.append(float(result.loss))
+
+
+def _train(rank: int, config: RunConfig) -> tuple[list[float], dict[str, torch.Tensor]]:
+    losses = Losses()
+    job = build(config, hooks=[losses])
+    fit(job)
+    weights = {name: tensor.full_tensor() for name, tensor in job.state.model.state_dict().items() if is_adapter(name)}
+    return losses.values, weights
+
+
+@pytest.mark.sample(1)
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "parallel", [{"shard": 2}, {"sequence": 2}, {"replicate": 2}], ids=lambda axes: next(iter(axes))
+)
+def test_two_ranks_equal_one(parallel: dict[str, int], tmp_path: Path) -> None:
+    optimizer = {"lr": 3e-3, "eps": 1e-5}  # with a smaller one, Adam's first steps are the signs of rounding errors
+    one = _train(0, tuned(tmp_path / "1", "moe", optimizer=optimizer))
+    config = tuned(tmp_path / "2", "moe", optimizer=optimizer, parallel={"threads": 1, **parallel})
+    two = run_ranks(2, _train, config)[0]
+    torch.testing.assert_close(torch.tensor(two[0]), torch.tensor(one[0]), rtol=1e-5, atol=0)
+    for name, weight in one[1].items():
+        torch.testing.assert_close(two[1][name], weight, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.slow
+def test_resumed_run_is_equal_to_the_bit(tmp_path: Path) -> None:
+    whole = _train(0, tuned(tmp_path / "whole"))
+    config = tuned(tmp_path / "parts")
+    job = build(config)
+    job.trial_steps = 2
+    fit(job)
+    rest = _train(0, config)
+    assert rest[0] == whole[0][2:]
+    assert all(torch.equal(rest[1][name], weight) for name, weight in whole[1].items())
+
+
+@pytest.mark.slow
+def test_other_base_is_refused(tmp_path: Path) -> None:
+    config = tuned(tmp_path, duration="2step")
+    fit(build(config))
+    model = Decoder(config.model)
+    init_weights(model, config.model, seed=4)
+    save(model, tmp_path / "base")
+    with pytest.raises(DataError, match="trained beside other weights than those of init_from"):
+        build(config)
+
+
+@pytest.mark.slow
+def test_adapters_are_no_base(tmp_path: Path) -> None:
+    config = tuned(tmp_path, duration="2step")
+    fit(build(config))
+    again = config.model_copy(update={"name": "again", "folder": None, "init_from": config.folder})
+    with pytest.raises(DataError, match="holds adapters, not a whole model"):
+        build(again.model_copy(update={"folder": str(tmp_path / "again")}))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"adapter": {"targets": ["attn"]}}, "'attn' is no matrix of layers 0 to 1"),
+        ({"adapter": {"targets": ["experts"]}}, "'experts' is no matrix"),
+        ({"adapter": {"layers": [0, 2]}}, "the model has 2 layers"),
+        ({"init_from": None}, "an adapter without init_from"),
+        (
+            {"train": {"parallel": {"tensor": 2, "ranks": 2}}},
+            "train.parallel.tensor=2 cannot be combined with an adapter",
+        ),
+    ],
+)
+def test_impossible_adapter_is_refused(changes: dict[str, Any], message: str, tmp_path: Path) -> None:
+    tree = tuned(tmp_path).model_dump()
+    for key, value in changes.items():
+        tree[key] = tree[key] | value if isinstance(value, dict) else value
+    with pytest.raises(UserError, match=message):
+        from_dict(RunConfig, tree, "toy")
