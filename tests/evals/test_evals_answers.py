@@ -62,7 +62,12 @@ def test_an_empty_label_accepts_everything_only_as_published() -> None:
         ("-7", -7),
         (".5", 0.5),
         ("5%", 5),
+        ("-$3", -3),
+        ("$-3", -3),
         ("1,25", None),
+        ("--3", None),
+        ("-$-3", None),
+        ("1" * 5000, None),
         ("x", None),
         ("", None),
     ],
@@ -70,6 +75,20 @@ def test_an_empty_label_accepts_everything_only_as_published() -> None:
 def test_numbers(text: str, value: float | None) -> None:
     result = number(text)
     assert (None if result is None else float(result)) == value
+
+
+@pytest.mark.parametrize(
+    ("text", "correct"),
+    [("7", True), ("Seven.", True), ("07 of them", True), ("8", False), ("eight", False), ("--7", False)],
+)
+def test_a_number_may_have_a_text_as_alias(text: str, correct: bool) -> None:
+    grade = exact(text, ["7", "seven"], **PLAIN)
+    assert (grade.correct, grade.parsed is None) == (correct, False)
+
+
+def test_an_answer_that_is_no_number_is_not_parsed_where_all_right_ones_are() -> None:
+    assert exact("blue", ["7", "07"], **PLAIN).parsed is None
+    assert exact("--7", ["7"], **PLAIN).parsed is None
 
 
 def test_a_number_ends_where_it_ends() -> None:

@@ -12,7 +12,9 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 _PUNCTUATION = dict.fromkeys(map(ord, string.punctuation + "‘’´`"), " ")  # noqa: RUF001 (quotation marks on purpose)
-_NUMBER = re.compile(r"[-+]?[$€£]?\s?-?(\d{1,3}(,\d{3})+|\d+)?(\.\d+)?")
+_NUMBER = re.compile(r"([-+]?[$€£]?\s?|[$€£]\s?-)(\d{1,3}(,\d{3})+|\d+)?(\.\d+)?")
+_LONGEST_NUMBER = 1000
+"""In characters; Python refuses to convert more than 4,300 digits."""
 
 
 @dataclass(frozen=True)
@@ -51,10 +53,13 @@ def exact(text: str, answers: Sequence[str], *, delimiter: str, stop: Sequence[s
         parsed = parsed.split("\n")[0].strip()
     if not parsed:
         return Grade(None, False)
-    values = [number(answer) for answer in answers]
-    if values[0] is not None:
+    values = {answer: number(answer) for answer in answers}
+    if values[answers[0]] is not None:
         value = leading_number(parsed)
-        return Grade(None if value is None else parsed, value is not None and value in values)
+        is_right = value is not None and value in values.values()
+        answers = [answer for answer in answers if values[answer] is None]
+        if is_right or not answers:
+            return Grade(None if value is None else parsed, is_right)
     labels = {normalized(answer) if normalize else answer.strip() for answer in answers} - {""}
     if normalize and labels:
         return Grade(parsed, normalized(parsed) in labels)
@@ -64,7 +69,7 @@ def exact(text: str, answers: Sequence[str], *, delimiter: str, stop: Sequence[s
 def number(text: str) -> Fraction | None:
     """Return the number that the whole text is (``$1,250.50``, ``-3``, ``18.``, ``5%``), or None."""
     text = text.strip().removesuffix(".").removesuffix("%")
-    match = _NUMBER.fullmatch(text)
+    match = _NUMBER.fullmatch(text) if len(text) <= _LONGEST_NUMBER else None
     digits = re.sub(r"[^\d.-]", "", text)
     return Fraction(digits) if match and re.search(r"\d", digits) else None
 
