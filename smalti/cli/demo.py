@@ -216,13 +216,21 @@ def _summary(total_s: float) -> str:
         lines[-1] = ("speed", f"{lines[-1][1]}, MFU {format_frac(_median(mfus))} of the measured matmul peak")
     for name, task in _newest_results("demo")["tasks"].items():
         lines.append((name, _score(task)))
-    gauntlet = _newest_results("gauntlet")
-    if mean := gauntlet.get("gauntlet", {}).get("core_average"):
-        low, high = mean["interval"]
-        n = f"{len(gauntlet['tasks'])} benchmarks of the Gauntlet"
-        lines.append(("core average", f"{mean['value']:.3f} [{low:.3f}, {high:.3f}], {n}, 0 is chance"))
+    lines += _core_average(_newest_results("gauntlet"))
     lines.append(("total time", format_seconds(total_s)))
     return "\n== Results\n" + pairs(lines)
+
+
+def _core_average(results: dict[str, Any]) -> list[tuple[str, str]]:
+    """Return the Gauntlet's core average, where it was run, and that it is partial, where it is."""
+    mean = results.get("gauntlet", {}).get("core_average")
+    if not mean:
+        return []
+    lines = [("core average", _score({**mean, "metric": "above chance"}))]
+    if mean["n_missing"]:
+        names = ", ".join(results["tasks"])
+        lines.append(("", f"partial: without {mean['n_missing']} benchmarks of the Gauntlet; it has {names}"))
+    return lines
 
 
 def _near_duplicates() -> str:

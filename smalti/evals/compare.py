@@ -193,10 +193,14 @@ def _averages(a: Any, b: Any, tasks: Mapping[str, Difference]) -> dict[str, Diff
     for category in dict.fromkeys(benchmark.category for benchmark in BENCHMARKS):
         members = [benchmark for benchmark in BENCHMARKS if benchmark.category == category]
         names = [{name for name in side.get("scores", {}) if name in _names(members)} for side in (a, b)]
+        present = [each for each in members if each.name in names[0]]
+        baselines = [
+            {each.name: side.get("baselines", {}).get(each.name, each.chance) for each in present} for side in (a, b)
+        ]
         is_whole = all(category in side.get("categories", {}) for side in (a, b))
-        if is_whole and names[0] == names[1] and names[0] <= tasks.keys():
+        if is_whole and names[0] == names[1] and baselines[0] == baselines[1] and names[0] <= tasks.keys():
             categories[category] = paired.average(
-                [tasks[each.name].rescaled(each.chance) for each in members if each.name in names[0]]
+                [tasks[name].rescaled(baseline) for name, baseline in baselines[0].items()]
             )
     core = [categories[category] for category in CORE if category in categories]
     has_core = all(side.get(CORE_AVERAGE) and side[CORE_AVERAGE].get("n") == len(core) for side in (a, b))

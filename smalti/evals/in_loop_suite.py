@@ -27,7 +27,7 @@ from smalti.evals.tasks.ranked import RankedTask, file_task, generated_task
 from smalti.evals.tasks.windows import TooLong
 from smalti.train.loop import Evaluate
 
-_MEASURES = ("gold_probability", "bits_per_byte")
+_MEASURES = ("gold_probability", "bits_per_byte", "n_missing")
 
 
 @dataclass
@@ -41,8 +41,9 @@ def suite_hook(config: RunConfig, mesh: Mesh | None = None) -> Evaluate | None:
 
     It returns, for each task, ``icl/metrics/<group>/<task>`` (accuracy), its ``/stderr``, ``/low`` and ``/high`` (the
     95 % interval), ``/gold_probability`` and ``/bits_per_byte``; for the Gauntlet also those of categories and
-    ``core_average``. ``<group>`` is ``eval_gauntlet`` for the suite ``gauntlet``, else the name of the suite. ``mesh``:
-    of the job; None is allowed if every rank reads different rows.
+    ``core_average``, with ``/n_missing``, the number of their benchmarks that do not run. ``<group>`` is
+    ``eval_gauntlet`` for the suite ``gauntlet``, else the name of the suite. ``mesh``: of the job; None is allowed if
+    every rank reads different rows.
     """
     evals = config.evals
     if evals is None:
@@ -108,23 +109,19 @@ def _of_file(task: FileTask, evals: InLoopConfig, encoder: _Encoder, seq_len: in
 
 
 def _results(tasks: list[RankedTask], scores: Scores) -> dict[str, dict[str, Any]]:
-    results = {}
-    start = 0
-    for task in tasks:
-        part = slice(start, start + len(task.windows))
-        results[task.name] = task.result(Scores(scores.nats[part], scores.n_tokens[part], scores.greedy[part])).score
-        start = part.stop
-    return results
+    parts = scores.split(len(task.windows) for task in tasks)
+    return {task.name: task.result(part).score for task, part in zip(tasks, parts, strict=True)}
 
 
 def _metrics(group: str, results: Mapping[str, Mapping[str, Any]], means: Mapping[str, Any]) -> dict[str, float]:
+    """``means``: the result of ``averages``; empty without the Gauntlet. What a score does not have is left out."""
     metrics: dict[str, float] = {}
-    named = {**results, **means.get("categories", {})}
-    if means.get("core_average") is not None:
-        named["core_average"] = means["core_average"]
+    named = {**results, **means.get("categories", {}), "core_average": means.get("core_average")}
     for name, score in named.items():
-        key = f"icl/metrics/{group}/{name}"
-        low, high = score["interval"]
-        metrics |= {key: score["value"], f"{key}/stderr": score["stderr"], f"{key}/low": low, f"{key}/high": high}
-        metrics |= {f"{key}/{measure}": score[measure] for measure in _MEASURES if measure in score}
+        if score is None:
+            continue
+        low, high = score["interval"] or (None, None)
+        values = {"": score["value"], "/stderr": score["stderr"], "/low": low, "/high": high}
+        values |= {f"/{measure}": score.get(measure) for measure in _MEASURES}
+        metrics |= {f"icl/metrics/{group}/{name}{key}": value for key, value in values.items() if value is not None}
     return metrics

@@ -7,7 +7,7 @@ logits exist for the scored tokens only, a chunk at a time.
 B: rows. T: inputs of a row. W: windows. N: scored tokens. C: those of a chunk. D: hidden size. V: vocabulary.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -48,6 +48,14 @@ class Scores:
     """Number of scored targets."""
     greedy: NDArray[np.bool_]
     """Whether every scored target is the likeliest token, so that greedy generation gives the same text."""
+
+    def split(self, sizes: Iterable[int]) -> Iterator["Scores"]:
+        """Yield the scores of the first so many windows, of the next so many, and so on."""
+        start = 0
+        for size in sizes:
+            part = slice(start, start + size)
+            yield Scores(self.nats[part], self.n_tokens[part], self.greedy[part])
+            start += size
 
 
 def score(

@@ -100,7 +100,7 @@ TABLE: tuple[Metric, ...] = (
         "1",
         "mean over questions",
         "Accuracy of a task of evals. Of the Gauntlet (eval_gauntlet) also of a category and core_average: the mean of "
-        "(accuracy - chance) / (1 - chance).",
+        "(accuracy - baseline) / (1 - baseline); the baseline is chance or, if higher, the most frequent label.",
     ),
     Metric("icl/metrics/<suite>/<task>/stderr", "1", "over questions", "Its standard error."),
     Metric("icl/metrics/<suite>/<task>/low", "1", "over questions", "Lower end of its 95 % interval."),
@@ -113,6 +113,12 @@ TABLE: tuple[Metric, ...] = (
     ),
     Metric(
         "icl/metrics/<suite>/<task>/bits_per_byte", "bits/byte", "over questions", "Bits per byte of the right answer."
+    ),
+    Metric(
+        "icl/metrics/<suite>/<task>/n_missing",
+        "benchmarks",
+        "count",
+        "Of an average of the Gauntlet: benchmarks that it lacks; above 0, the average is partial.",
     ),
     Metric("lr-<Optimizer>/group<i>", "1", "last", "Learning rate of a parameter group."),
     Metric("l2_norm/grad/global", "1", "over all parameters and ranks", "Gradient norm before clipping."),

@@ -11,6 +11,7 @@ import pytest
 from conftest import PROVE
 from train_process import write_recipe
 
+from smalti.cli import demo
 from smalti.track.run import RunFolder
 
 DRIVER = """
@@ -81,6 +82,16 @@ def living_in(folder: Path) -> list[int]:
 
 
 @pytest.mark.slow
+def test_a_partial_core_average_is_named() -> None:
+    mean = {"value": 0.1, "interval": None, "n_missing": 29}
+    results = {"tasks": {"copa": {}, "siqa": {}}, "gauntlet": {"core_average": mean}}
+    assert demo._core_average(results) == [
+        ("core average", "0.100 above chance"),
+        ("", "partial: without 29 benchmarks of the Gauntlet; it has copa, siqa"),
+    ]
+    assert demo._core_average({"tasks": {}}) == []
+
+
 def test_the_code_of_a_stage_is_the_demos_and_the_command_is_named(tmp_path):
     process = drive(tmp_path, "stage", "runs", "report", "nowhere")
     out, err = process.communicate(timeout=60)

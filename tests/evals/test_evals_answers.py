@@ -98,10 +98,11 @@ def test_a_number_ends_where_it_ends() -> None:
 
 
 def test_baselines() -> None:
-    assert majority([0, 0, 1, 2]) == 0.5
     letters = [("A", "B"), ("B", "A"), ("A", "B"), ("B", "A")]
     golds = [1, 0, 1, 1]  # B, B, B, A
     always_b = [1, 0, 1, 0]
     assert permuted(letters, golds, always_b) == 0.75
+    assert majority(letters, golds) == 0.75
     texts = [("a", "b"), ("c", "d"), ("e", "f"), ("g", "h")]
+    assert majority(texts, [0, 0, 1, 0]) == 0.75
     assert permuted(texts, golds, [0, 0, 1, 1]) == 0.25 * 0.5 + 0.75 * 0.5

@@ -203,7 +203,16 @@ def test_a_missing_benchmark_drops_the_category_or_gives_a_named_partial_score()
     assert fixed["categories"]["reading_comprehension"]["partial"] == "partial: without squad"
     assert fixed["core_average"]["partial"] == "partial: without squad"
     assert (fixed["core_average"]["n"], fixed["missing"]) == (5, {"squad": "no file"})
+    assert [mean["core_average"]["n_missing"] for mean in (whole, published, fixed)] == [0, 1, 1]
     assert averages({}, {}, "fixed")["core_average"] is None
+
+
+def test_always_the_most_frequent_label_is_not_above_chance_in_fixed() -> None:
+    scores = _scores(["commonsense_qa"], accuracy=0.403)
+    published = averages(scores, {}, "v0.3")["scores"]["commonsense_qa"]
+    assert published == pytest.approx(0.204)  # as LLM Foundry has it
+    scores["commonsense_qa"]["baseline"] = 0.403
+    assert averages(scores, {}, "fixed")["scores"]["commonsense_qa"] == 0
 
 
 def test_the_suite_runs_what_is_there(folder: Path, byte_engine: Engine) -> None:

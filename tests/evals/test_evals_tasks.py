@@ -136,6 +136,20 @@ def test_a_model_without_an_opinion_scores_chance_where_gold_is_constant(tmp_pat
     assert abs(scores["fixed"]["accuracy"] - 0.5) < 0.15
     assert scores["fixed"]["majority"] == 1.0
     assert scores["fixed"]["verdict"] == "not above chance"
+    assert scores["fixed"]["baseline"] == 0.5  # above a majority of 1 there is nothing
+
+
+def test_the_baseline_is_the_most_frequent_label_of_the_whole_file(tmp_path: Path) -> None:
+    labels = [{"query": f"q{i}", "choices": ["yes", "no"], "gold": int(i % 4 == 0)} for i in range(8)]
+    texts = [{**row, "choices": [f"a{i}", f"b{i}"]} for i, row in enumerate(labels)]
+    engine = Engine(UniformModel(), ByteTokenizer())
+    for rows, baseline in ((labels, 0.75), (texts, 0.5)):
+        task = TaskConfig(kind="choice", file=_write(tmp_path / "t.jsonl", rows))
+        fixed, published = (
+            suite.run(engine, EvalConfig(tasks=[task], mode=mode, limit=3))["tasks"]["t"] for mode in ("fixed", "v0.3")
+        )
+        assert (fixed["majority"], fixed["baseline"]) == (0.75, baseline)
+        assert "baseline" not in published
 
 
 def test_options_and_continuations_are_scored_as_one_text(engine: Engine, tmp_path: Path) -> None:

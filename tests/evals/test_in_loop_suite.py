@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from gloo_ranks import run_ranks
 from pydantic import ValidationError
+from tiny_models import tiny_model
 from tiny_runs import tiny_run
 
 from smalti.base.errors import UserError
@@ -78,6 +79,34 @@ def test_scores_are_those_of_the_export(tmp_path: Path) -> None:
     assert rows[2] != rows[5]
     report = Path(write_report(config.run_folder)).read_text()
     assert report.count(": score over tokens") == 6  # a title and a label of each of three
+
+
+def test_averages_are_named_partial_and_what_a_score_lacks_is_left_out(tmp_path: Path) -> None:
+    folder = tmp_path / "gauntlet/commonsense_reasoning"
+    folder.mkdir(parents=True)
+    rows = [{"query": f"{n}", "choices": ["yes", "no", "if"], "gold": n % 3} for n in range(6)]
+    (folder / "copa.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (folder / "siqa.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    file = tmp_path / "passages.jsonl"
+    file.write_text("".join(json.dumps({**row, "passage": "p"}) + "\n" for row in rows))
+    tasks = [
+        {"kind": "choice", "name": column, "file": str(file), "columns": {"cluster": column}}
+        for column in ("gold", "passage")
+    ]
+    config = _config(tmp_path, suite="gauntlet", tasks=["gauntlet", *tasks], data=str(tmp_path / "gauntlet"))
+    hook = suite_hook(config)
+    assert hook is not None
+    metrics = hook(tiny_model(config.model), 0)
+    prefix = "icl/metrics/eval_gauntlet"
+    values = [metrics[f"{prefix}/{name}"] for name in ("copa", "siqa")]
+    expected = sum((value - chance) / (1 - chance) for value, chance in zip(values, (0.5, 0.5), strict=True)) / 2
+    assert metrics[f"{prefix}/core_average"] == pytest.approx(expected)
+    assert metrics[f"{prefix}/commonsense_reasoning/n_missing"] == 5
+    assert metrics[f"{prefix}/core_average/n_missing"] == 29
+    assert f"{prefix}/gold/low" in metrics
+    assert f"{prefix}/passage" in metrics
+    assert f"{prefix}/passage/stderr" not in metrics  # one cluster has no error
+    assert all(isinstance(value, float | int) for value in metrics.values())
 
 
 @pytest.mark.exhaustive

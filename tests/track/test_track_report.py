@@ -91,6 +91,20 @@ def test_training_loss_is_the_mean_of_the_end(tmp_path: Path) -> None:
     assert "mean of the last 5 % of steps" in Path(write_report(folder)).read_text()
 
 
+def test_partial_averages_are_named(run_folder: Path) -> None:
+    prefix = "icl/metrics/eval_gauntlet"
+    scores = {f"{prefix}/copa": 0.6, f"{prefix}/core_average": 0.2, f"{prefix}/core_average/n_missing": 29}
+    write_lines(run_folder / "metrics.jsonl", [{"step": 1, "time/token": 64, **scores}])
+    path = run_folder / "evals/demo/2026-03-01T12-07-00.000Z/results.json"
+    mean = {"value": 0.125, "interval": None, "n": 3, "partial": "partial: without squad"}
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"gauntlet": {"categories": {}, "core_average": mean}}))
+    text = Path(write_report(run_folder)).read_text()
+    assert "Partial averages: core_average (without 29); the benchmarks that they have: copa." in text
+    assert "0.125" in text
+    assert "partial: without squad" in text
+    assert text.count(": score over tokens") == 4  # a title and a label of each of two
+
+
 def test_page_is_well_formed_and_escaped(run_folder: Path) -> None:
     text = Path(write_report(run_folder)).read_text()
     checker = Checker()

@@ -209,12 +209,12 @@ def _interval(score: dict[str, Any]) -> str:
 
 
 def _baseline(score: dict[str, Any]) -> str:
-    from smalti.track.report.words import share_words
+    from smalti.track.report.words import chance_words, share_words
 
     if score["metric"] == "bits_per_byte":
         return (
             f"gzip -9 {score['gzip_bits_per_byte']:.3f}, xz -9 {score['xz_bits_per_byte']:.3f} "
             f"({score['n_bytes']:,} bytes)"
         )
-    chance = [f"chance {score['chance']:.3f}: {score['verdict']}"] if "chance" in score else []
-    return ", ".join((*chance, *share_words(score)))
+    chance = f"{', '.join(chance_words(score))}: {score['verdict']}" if "chance" in score else ""
+    return ", ".join(filter(None, (chance, *share_words(score))))

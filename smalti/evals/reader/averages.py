@@ -18,15 +18,19 @@ def average_scores(gauntlet: Mapping[str, Any], scores: Sequence[TaskScores]) ->
     remains counts with its score before.
     """
     by_task = {score.task: score for score in scores}
+    baselines = {name: {"baseline": value} for name, value in gauntlet.get("baselines", {}).items()}
     rows = []
     for sides in ([score.before for score in scores], [score.after or score.before for score in scores]):
         values = {
-            score.task: {**side.to_score(), "accuracy": side.value} for score, side in zip(scores, sides, strict=True)
+            score.task: {**side.to_score(), **baselines.get(score.task, {})}
+            for score, side in zip(scores, sides, strict=True)
         }
         means = averages(values, gauntlet.get("missing", {}), gauntlet["mode"])
         rows.append({**means["categories"], "core average": means["core_average"]})
     before, after = rows
-    weights = {name: _weights(name, by_task, list(before)) for name, mean in before.items() if mean is not None}
+    weights = {
+        name: _weights(name, means["baselines"], list(before)) for name, mean in before.items() if mean is not None
+    }
     return [
         TaskScores(
             task=name.replace("_", " "),
@@ -41,12 +45,12 @@ def average_scores(gauntlet: Mapping[str, Any], scores: Sequence[TaskScores]) ->
     ]
 
 
-def _weights(average: str, scores: Mapping[str, TaskScores], categories: Sequence[str]) -> dict[str, float]:
-    """Return how much an average grows with the accuracy of each benchmark: a weight / (1 - chance)."""
+def _weights(average: str, baselines: Mapping[str, float], categories: Sequence[str]) -> dict[str, float]:
+    """Return how much an average grows with the accuracy of each benchmark: a weight / (1 - baseline)."""
     core = [category for category in CORE if category in categories]
     weights: dict[str, float] = {}
     for category in core if average == "core average" else [average]:
-        members = [benchmark for benchmark in BENCHMARKS if benchmark.category == category and benchmark.name in scores]
-        share = 1 / len(members) / (len(core) if average == "core average" else 1)
-        weights |= {benchmark.name: share / (1 - benchmark.chance) for benchmark in members}
+        names = [each.name for each in BENCHMARKS if each.category == category and each.name in baselines]
+        share = 1 / len(names) / (len(core) if average == "core average" else 1)
+        weights |= {name: share / (1 - baselines[name]) for name in names}
     return weights

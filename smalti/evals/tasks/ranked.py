@@ -1,7 +1,7 @@
 """Tasks scored by likelihood: the likeliest of several options, or a continuation that is the likeliest text."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -13,7 +13,7 @@ from smalti.base.rng import derive_key
 from smalti.config.eval import EvalConfig
 from smalti.config.task import Mode, TaskConfig
 from smalti.data.tokenizer.chat import ChatFormat
-from smalti.evals.graders.baselines import majority, permuted
+from smalti.evals.graders.baselines import have_labels, majority, permuted
 from smalti.evals.likelihood import Scores, Window
 from smalti.evals.results import TaskResult
 from smalti.evals.statistics.intervals import verdict
@@ -56,13 +56,11 @@ class RankedTask:
 
     def result(self, scores: Scores) -> TaskResult:
         """Return the result from the scores of ``windows``."""
-        samples = []
-        start = 0
-        for question in self.questions:
-            part = slice(start, start + len(question.windows))
-            option_scores = Scores(scores.nats[part], scores.n_tokens[part], scores.greedy[part])
-            samples.append(_sample(question, option_scores, self.rank, self.choose))
-            start = part.stop
+        parts = scores.split(len(question.windows) for question in self.questions)
+        samples = [
+            _sample(question, part, self.rank, self.choose)
+            for question, part in zip(self.questions, parts, strict=True)
+        ]
         return TaskResult(self.name, self.score_of(samples), samples)
 
 
@@ -108,24 +106,27 @@ def file_task(
         texts = [text for _ in prompt.contexts for text in prompt.continuations]
         questions.append(Question(prompt.item, prompt.text, windows, texts, cut))
     rank = partial(_ranks, task.rank_by if mode == "fixed" else "per_token")
-    score_of = partial(
-        _score_of, task, mode, chance_of(task, items), {item.index: item.gold for item in items}, questions
-    )
+    score_of = partial(_score_of, task, mode, items, questions)
     return RankedTask(name, questions, rank, lambda item, ranks: int(np.argmin(ranks)), score_of)
 
 
 def _score_of(
     task: TaskConfig,
     mode: Mode,
-    chance: float,
-    golds: Mapping[int, int],
+    items: Sequence[Item],
     questions: Sequence[Question],
     samples: list[dict[str, Any]],
 ) -> dict[str, Any]:
-    """``golds``: index of each row of the file -> the right option in the order of the file."""
+    """``items``: those of all rows of the file, with their options in its order."""
+    chance = chance_of(task, items)
     score = accuracy(samples, chance)
     if task.kind != "exact" and mode == "fixed":
-        score["majority"] = majority([golds[question.item.index] for question in questions])
+        options, golds = [item.options for item in items], [item.gold for item in items]
+        score["majority"] = majority(options, golds)
+        # The order of options is that of a hash, so an answer of unequal options cannot always be the same. Of a file
+        # with one right label alone no score is above its majority; smalti eval lint reports it.
+        constant = score["majority"] if have_labels(options) and score["majority"] < 1 else 0.0
+        score["baseline"] = max(chance, constant)
         score["permuted"] = permuted(
             [question.item.options for question in questions],
             [question.item.gold for question in questions],

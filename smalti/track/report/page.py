@@ -129,7 +129,7 @@ def _evals(run: RunRecord) -> str:
 def _suite(run: EvalRun, colours: dict[str, int]) -> str:
     bars = curves.bits_bars(run.tasks, colours, width=1040)
     narrow = curves.bits_bars(run.tasks, colours, width=_NARROW)
-    rows = "".join(_task(name, score) for name, score in run.tasks.items())
+    rows = "".join(_task(name, score) for name, score in {**run.tasks, **run.averages}.items())
     return (
         f'<p class="note">Suite <b>{escape(run.suite)}</b>, {escape(run.time)}, model '
         f"{escape(str(run.results.get('model', '?')))}</p>"

@@ -35,6 +35,15 @@ class EvalRun:
             {name: score for name, score in tasks.items() if isinstance(score, dict)} if isinstance(tasks, dict) else {}
         )
 
+    @property
+    def averages(self) -> dict[str, dict[str, Any]]:
+        """The Gauntlet's category and core averages; of other suites none."""
+        gauntlet = self.results.get("gauntlet")
+        if not isinstance(gauntlet, dict):
+            return {}
+        means = {**gauntlet.get("categories", {}), "core_average": gauntlet.get("core_average")}
+        return {name: {**mean, "metric": "average above chance"} for name, mean in means.items() if mean}
+
 
 @dataclass(frozen=True)
 class RunRecord:

@@ -10,7 +10,7 @@ from smalti.base.units import format_frac
 from smalti.track.report.read import RunRecord
 
 _PREFIX = "icl/metrics/"
-_MEASURES = ("/stderr", "/low", "/high", "/gold_probability", "/bits_per_byte")
+_MEASURES = ("/stderr", "/low", "/high", "/gold_probability", "/bits_per_byte", "/n_missing")
 _SHOWN = 24
 """Most charts."""
 _WIDTH, _HEIGHT = 440, 240
@@ -46,10 +46,22 @@ def tasks_section(run: RunRecord) -> str:
             " Grey: zero-shot scores of eleven models, published with MPT-7B; the lowest and the highest are named. "
             "Other numbers of examples in the prompts give other scores."
         )
+    note += _partial(run, names)
     if len(names) > _SHOWN:
         note += f" {len(names) - _SHOWN} of {len(names)} scores are not shown; metrics.jsonl has all."
     grid = "".join(f"<figure>{_chart(run, name)}</figure>" for name in names[:_SHOWN])
     return f'<h2>Tasks during training</h2><p class="note">{note}</p><div class="grid">{grid}</div>'
+
+
+def _partial(run: RunRecord, names: list[str]) -> str:
+    """Return which averages of the Gauntlet are partial, and the benchmarks that they have."""
+    n_missing = {name: run.series(f"{name}/n_missing")[1][-1:] for name in names}
+    partial = [f"{_task(name)} (without {values[0]:.0f})" for name, values in n_missing.items() if any(values)]
+    if not partial:
+        return ""
+    group = names[0].rpartition("/")[0]
+    present = [_task(name) for name in names if name.startswith(group) and not n_missing[name]]
+    return f" Partial averages: {', '.join(partial)}; the benchmarks that they have: {', '.join(present)}."
 
 
 def _task(name: str) -> str:

@@ -21,18 +21,29 @@ def event_words(event: Mapping[str, Any]) -> str:
 
 def score_words(score: Mapping[str, Any]) -> tuple[str, str, str, str, str]:
     """Return measure, value, 95 % interval, n and baselines of a task's score."""
-    beside = [
+    beside = chance_words(score)
+    beside += [
         f"{label} {score[key]:.3f}"
-        for key, label in (("chance", "chance"), ("gzip_bits_per_byte", "gzip -9"), ("xz_bits_per_byte", "xz -9"))
+        for key, label in (("gzip_bits_per_byte", "gzip -9"), ("xz_bits_per_byte", "xz -9"))
         if is_number(score.get(key))
     ]
     if score.get("verdict"):
         beside.append(str(score["verdict"]))
     beside += share_words(score)
+    if score.get("partial"):
+        beside.append(str(score["partial"]))
     value = f"{score['value']:.3f}" if is_number(score.get("value")) else "-"
     ends = interval(score)
     spread = "-" if ends is None else f"{ends[0]:.3f} to {ends[1]:.3f}"
     return str(score.get("metric", "")).replace("_", " "), value, spread, str(score.get("n", "-")), ", ".join(beside)
+
+
+def chance_words(score: Mapping[str, Any]) -> list[str]:
+    """Return the accuracy of random answers, and that of the most frequent label where it is higher, in words."""
+    if not is_number(score.get("chance")):
+        return []
+    majority = score.get("baseline", score["chance"])
+    return [f"chance {score['chance']:.3f}", *([f"majority {majority:.3f}"] if majority > score["chance"] else [])]
 
 
 def share_words(score: Mapping[str, Any]) -> list[str]:
