@@ -84,6 +84,52 @@ TABLE: tuple[Metric, ...] = (
         "Squared log-partition of the router, before model.moe.z_loss_coef.",
     ),
     Metric(
+        "loss/train/targets",
+        "tokens",
+        "mean over pairs or answers",
+        "Targets in the loss of a pair or answer; absent where the loss is a mean over targets.",
+    ),
+    Metric(
+        "preference/accuracy",
+        "1",
+        "mean over pairs",
+        "Share of pairs whose chosen answer has the higher reward; kto: of answers on the right side of preference/kl.",
+    ),
+    Metric(
+        "preference/reward_chosen",
+        "1",
+        "mean over pairs",
+        "beta x log-ratio to the reference of chosen answers (ipo: per token); simpo: beta x mean log-probability.",
+    ),
+    Metric("preference/reward_rejected", "1", "mean over pairs", "The same of rejected answers."),
+    Metric(
+        "preference/reward_margin", "1", "mean over pairs", "preference/reward_chosen - preference/reward_rejected."
+    ),
+    Metric(
+        "preference/logp_chosen",
+        "nats",
+        "mean over pairs",
+        "Log-probability of chosen answers, which may fall while the margin grows.",
+    ),
+    Metric("preference/logp_rejected", "nats", "mean over pairs", "Log-probability of rejected answers."),
+    Metric("preference/logp", "nats", "mean over answers", "Log-probability of answers (kto)."),
+    Metric(
+        "preference/kl",
+        "nats",
+        "mean over answers",
+        "Log-ratio to the reference of mismatched answers, by which kto estimates the divergence in the next step.",
+    ),
+    Metric("reward/accuracy", "1", "mean over pairs", "Share of pairs whose chosen answer has the higher score."),
+    Metric("reward/chosen", "1", "mean over pairs", "Score of chosen answers."),
+    Metric("reward/rejected", "1", "mean over pairs", "Score of rejected answers."),
+    Metric("reward/margin", "1", "mean over pairs", "reward/chosen - reward/rejected."),
+    Metric(
+        "loss/train/divergence",
+        "nats/token",
+        "mean over targets",
+        "Divergence from the teacher, times the squared temperature (distillation).",
+    ),
+    Metric(
         "metrics/train/LanguageCrossEntropy", "nats/token", "mean over tokens", "Next-token loss of the training batch."
     ),
     Metric("metrics/train/LanguagePerplexity", "1", "exp of the mean", "exp(LanguageCrossEntropy)."),

@@ -43,7 +43,7 @@ def cross_entropy_head(
     def head(hidden_BTD: Tensor, weight_VD: Tensor) -> tuple[Tensor, Tensor]:
         targets_N = targets_BT.flatten()
         shard = head_shard(weight_VD)
-        _check(targets_N, weight_VD.shape[0])
+        check_targets(targets_N, weight_VD.shape[0])
         options = _Options(z_loss_coef, soft_cap, chunk_bytes, shard.ranks)
         counted_N1 = (targets_N != IGNORE)[:, None]
         hidden_ND = hidden_BTD.flatten(0, -2)
@@ -228,7 +228,8 @@ def _slices(length: int, size: int) -> Iterator[slice]:
     return (slice(start, min(start + size, length)) for start in range(0, length, size))
 
 
-def _check(targets_N: Tensor, vocabulary: int) -> None:
+def check_targets(targets_N: Tensor, vocabulary: int) -> None:
+    """Raise DataError for a target that is neither IGNORE nor in the vocabulary; on a GPU it is a device assertion."""
     wrong_N = (targets_N != IGNORE) & ((targets_N < 0) | (targets_N >= vocabulary))
     if targets_N.device.type != "cpu":
         torch._assert_async(~wrong_N.any(), "a target of the loss is outside the vocabulary")

@@ -54,13 +54,14 @@ class ExpertBalance:
         return total, log
 
     @torch.no_grad()
-    def after_step(self, model: nn.Module, load_LE: Tensor, skip: Tensor) -> None:
-        """Store the load of the whole batch, the same on every rank, and update the biases by it; nothing where
-        ``skip``, shape (), is true.
+    def after_step(self, model: nn.Module, sums: dict[str, Tensor], skip: Tensor) -> None:
+        """Store the load of the whole batch (``moe/load``), the same on every rank, and update the biases by it;
+        nothing where ``skip``, shape (), is true.
 
         bias_e += rate * sign(mean load - load_e): the same step for every expert that is used too little or too much
         (arXiv:2408.15664, alg. 1; DeepSeek-V3, arXiv:2412.19437, section 2.1.2).
         """
+        load_LE = sums["moe/load"]
         self.load_LE.copy_(torch.where(skip, self.load_LE, load_LE))
         if not self._moe.bias_update_rate:
             return

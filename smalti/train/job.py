@@ -45,7 +45,7 @@ from smalti.train.loss import LanguageLoss
 from smalti.train.optim import build_optimizer, moments
 from smalti.train.recorder import build_recorder
 from smalti.train.schedule import LearningRate
-from smalti.train.step import ForwardBackward, Loss, TrainState, one_by_one
+from smalti.train.step import ForwardBackward, Loss, StatefulLoss, TrainState, one_by_one
 from smalti.train.weights import keep_tokenizer, open_weights
 
 MakeEvaluate = Callable[[RunConfig, Mapping[str, bytes], Mesh], Evaluate | None]
@@ -288,11 +288,11 @@ def state_of(config: JobConfig, model: nn.Module, loss: Loss, mesh: Mesh, device
     """Build the initial ``TrainState``: the optimizer with its moments, and the forward and backward pass."""
     optimizer = build_optimizer(model, config.train.optimizer)
     lr = LearningRate.of(config)
-    balance = loss.balance if isinstance(loss, LanguageLoss) else None
+    loss_state = loss.state if isinstance(loss, StatefulLoss) else None
     forward_backward = with_gradient_sums(_forward_backward(config, mesh.layout, model, loss, device), mesh)
     clip_norm = config.train.optimizer.clip_norm
     return TrainState(
-        model, optimizer, lr, clip_norm, balance, forward_backward, mesh.layout.tensor, mesh.layout.pipeline
+        model, optimizer, lr, clip_norm, loss_state, forward_backward, mesh.layout.tensor, mesh.layout.pipeline
     )
 
 
@@ -330,10 +330,11 @@ def _check_origin(config: JobConfig, path: str | None, *, own_model: bool) -> di
 
 
 def tensors_of(state: TrainState) -> dict[str, Tensor]:
-    """Return the tensors of a checkpoint: weights, persistent buffers, optimizer moments and expert balance."""
+    """Return the tensors of a checkpoint: weights, persistent buffers, optimizer moments and the state of the loss."""
     trained = adapters.trained_only(state.model, state.model.state_dict())
     weights = {f"model.{name}": tensor for name, tensor in trained.items()}
-    return {**weights, **moments(state.model, state.optimizer), **(state.balance.tensors() if state.balance else {})}
+    of_loss = state.loss_state.tensors() if state.loss_state else {}
+    return {**weights, **moments(state.model, state.optimizer), **of_loss}
 
 
 # ---- data and sinks -------------------------------------------------------------------------------------------------

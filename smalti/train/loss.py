@@ -21,9 +21,14 @@ class LanguageLoss:
 
     def __init__(self, model: ModelConfig, config: LossConfig) -> None:
         self.balance = ExpertBalance(model) if model.moe else None
-        """Losses of the experts; also ``TrainState.balance``, because they need the load of each step."""
+        """Losses of the experts."""
         self._soft_cap = model.final_logit_softcapping
         self._config = config
+
+    @property
+    def state(self) -> ExpertBalance | None:
+        """The losses of the experts, which need the load of each step."""
+        return self.balance
 
     def __call__(self, model: nn.Module, microbatch: Microbatch) -> tuple[Tensor, Tensor, Metrics]:
         """Run the forward pass of a microbatch; return the summed loss, the number of targets, and sums for the log."""

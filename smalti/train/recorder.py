@@ -128,7 +128,7 @@ class Recorder:
         for step, lr, result, loss, grad_norm in rows:
             if not (math.isfinite(loss) and math.isfinite(grad_norm)):
                 raise NotFinite(step, loss, grad_norm)
-            self.tokens += float(result.weight)
+            self.tokens += _targets(result)
             metrics = self._step_metrics(step, lr, result, loss, grad_norm, planned_per_s=window_tokens / window_s)
             metrics["data/wait_frac"] = wait_frac
             if "moe/load" in result.metrics:
@@ -159,7 +159,7 @@ class Recorder:
         self, step: int, lr: float, result: StepResult, loss: float, grad_norm: float, *, planned_per_s: float
     ) -> dict[str, float]:
         step_s = self._length.batch_tokens(step - 1) / planned_per_s
-        tokens_per_s = float(result.weight) / step_s
+        tokens_per_s = _targets(result) / step_s
         tokens_left = self._length.total_tokens - self._length.tokens(step)
         hours = _SECONDS_PER_HOUR
         metrics = {
@@ -292,6 +292,11 @@ def _state(error: BaseException | None) -> str:
     if isinstance(error, Interrupted):
         return "interrupted"
     return "stopped" if isinstance(error, RetryableError) else "failed"
+
+
+def _targets(result: StepResult) -> float:
+    """Return the number of targets of the step: its weight, unless the loss counts them itself."""
+    return float(result.weight * result.metrics.get("loss/train/targets", 1.0))
 
 
 def _scalars(sums: Mapping[str, Tensor]) -> dict[str, float]:

@@ -8,17 +8,38 @@ finds it in the results.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
 from smalti.distributed.parallel.dtensors import local, square_norm
-from smalti.train.expert_balance import ExpertBalance
 
 Metrics = dict[str, Tensor]
 Loss = Callable[[nn.Module, Any], tuple[Tensor, Tensor, Metrics]]
+
+
+class LossState(Protocol):
+    """Values of a loss that change after each step, the same on every rank."""
+
+    def after_step(self, model: nn.Module, sums: Metrics, skip: Tensor) -> None:
+        """Update them from the sums of the loss's metrics over the whole batch; nothing where ``skip``, shape (), is
+        true. ``sums`` has the weight too."""
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Return the tensors for a checkpoint."""
+
+
+@runtime_checkable
+class StatefulLoss(Protocol):
+    """A ``Loss`` with values that change after each step."""
+
+    @property
+    def state(self) -> LossState | None:
+        """The values; None: this loss has none."""
+
+
 Phase = Literal["forward", "backward", "optimizer"]
 ForwardBackward = Callable[["TrainState", Sequence[Any], Loss], list[Metrics]]
 """(state, microbatches, loss) -> a dict for each forward and backward pass: ``total``, ``weight`` and the loss's sums.
@@ -52,8 +73,8 @@ class TrainState:
     optimizer: torch.optim.Optimizer
     lr: Callable[[int], float]
     clip_norm: float
-    balance: ExpertBalance | None = None
-    """Receives the load of the experts after each step (``moe/load`` of the loss)."""
+    loss_state: LossState | None = None
+    """Receives the sums of the loss after each step: the load of the experts, for example."""
     forward_backward: ForwardBackward = one_by_one
     """Runs the microbatches of a step forward and backward: one by one, or by a pipeline schedule."""
     tensor_parallel_size: int = 1
@@ -119,7 +140,7 @@ def train_step(state: TrainState, microbatches: Sequence[Any], loss: Loss) -> St
     for group in state.optimizer.param_groups:
         group["lr"] = state.lr(state.step) * group.get("lr_frac", 1.0)
     state.optimizer.step()
-    if state.balance is not None:
-        state.balance.after_step(state.model, reduced["moe/load"], skip=state.found_inf > 0)
+    if state.loss_state is not None:
+        state.loss_state.after_step(state.model, {**reduced, "weight": weight}, skip=state.found_inf > 0)
     state.step += 1
     return StepResult(total, weight, grad_norm, {name: value / weight for name, value in reduced.items()})

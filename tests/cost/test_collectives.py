@@ -88,7 +88,7 @@ def _counted(rank: int, config: RunConfig, microbatches: int, keep_bytes: int) -
     fsdp.materialize(model, device, lambda name, shape: draw(name, shape, config.model, 1))
     loss = LanguageLoss(config.model, train.loss)
     state = TrainState(
-        model, build_optimizer(model, train.optimizer), lambda step: 1e-3, clip_norm=1.0, balance=loss.balance
+        model, build_optimizer(model, train.optimizer), lambda step: 1e-3, clip_norm=1.0, loss_state=loss.state
     )
     vote, batch = Vote(plan.VOTES), _rows(rank, dist.get_world_size(), microbatches)
     train_step(state, batch, loss)

@@ -77,7 +77,7 @@ def test_losses_equal_formulas_by_hand_and_their_gradients_those_of_autograd(sco
     stats = over_layers([router_stats(routing, mask)])
     balance = ExpertBalance(config)
     before = torch.tensor([[5.0, 0.0, 7.0, 1.0, 2.0, 5.0]])
-    balance.after_step(router, before, skip=torch.tensor(False))
+    balance.after_step(router, {"moe/load": before}, skip=torch.tensor(False))
     total, log = balance.loss(stats)
 
     weight = router.weight.detach().clone().requires_grad_()
@@ -132,7 +132,7 @@ def _three_steps(rank: int, microbatches: int) -> dict[str, torch.Tensor]:
     fsdp.materialize(model, device, lambda name, shape: draw(name, shape, config, 1))
     loss = LanguageLoss(config, LossConfig())
     state = TrainState(
-        model, build_optimizer(model, OptimizerConfig(lr=1e-3)), lambda step: 1e-3, clip_norm=0.5, balance=loss.balance
+        model, build_optimizer(model, OptimizerConfig(lr=1e-3)), lambda step: 1e-3, clip_norm=0.5, loss_state=loss.state
     )
     for step in range(3):
         parts = [tensor.chunk(world_size)[rank].chunk(microbatches) for tensor in _rows(seed=step)[:4]]
@@ -169,7 +169,7 @@ def test_biases_even_out_what_a_skewed_router_prefers():
         routing = router(x)
         load = torch.zeros(8).scatter_add_(0, routing.expert_BTk.flatten(), torch.ones(4 * 256 * 2))
         loads.append(load)
-        balance.after_step(router, load[None], skip=torch.tensor(False))
+        balance.after_step(router, {"moe/load": load[None]}, skip=torch.tensor(False))
     imbalance = [float(load.max() / load.mean()) for load in loads]
     assert imbalance[0] > 1.5
     assert max(imbalance[-20:]) < 1.2

@@ -20,6 +20,10 @@ SOURCE = Path(__file__).resolve().parents[2] / "smalti"
 ELSEWHERE = {
     "evals/<suite>/<task>/<measure>": "cli/eval/run.py",
     "icl/metrics/": "evals/in_loop_suite.py",  # tests/evals/test_in_loop_suite.py
+    "loss/train/divergence": "tune/distill.py",
+    "loss/train/targets": "tune/preference/loss.py",
+    "preference/": "tune/preference/loss.py",
+    "reward/": "tune/reward/loss.py",
     "system/gpu<i>/": "track/system.py",
 }
 """What a training on a CPU does not write -> the file that does."""

@@ -55,7 +55,9 @@ def test_nothing_in_the_step_waits_for_the_device(kind: str, optimizer: str) -> 
     fsdp.materialize(model, device, lambda name, shape: draw(name, shape, config, 1))
     loss = LanguageLoss(config, LossConfig())
     described = OptimizerConfig.model_validate({"name": optimizer, "lr": 1e-3})
-    state = TrainState(model, build_optimizer(model, described), lambda step: 1e-3, clip_norm=1.0, balance=loss.balance)
+    state = TrainState(
+        model, build_optimizer(model, described), lambda step: 1e-3, clip_norm=1.0, loss_state=loss.state
+    )
     tokens = torch.randint(config.vocab_size, (4, 129), device=device)
     documents = (torch.rand(4, 128, device=device) < 0.05).cumsum(1)
     n_documents = int(document_runs(documents).sum())

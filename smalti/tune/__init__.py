@@ -1,0 +1,1 @@
+"""Tunes a base model: losses of preferences, rewards and distillation, over the one training step."""

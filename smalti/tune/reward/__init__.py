@@ -1,0 +1,1 @@
+"""Reward models: a decoder with one score for a sequence instead of logits."""
