@@ -15,12 +15,12 @@ from typing import Any, Protocol
 
 from smalti.base import store
 from smalti.base.errors import DataError, UserError
-from smalti.data.tokenizer.chat_template import TemplateFailed, TemplateProcess
+from smalti.data.tokenizer.chat_template import Conversation, TemplateFailed, TemplateProcess
 from smalti.data.tokenizer.encode import CONFIG_FILE, SPECIALS_FILE
 
 TEMPLATE_FILE = "chat_template.jinja"
 TEMPLATE_FOLDER = "additional_chat_templates"
-_BREAK = "\ufdd0"
+BREAK = "\ufdd0"
 """Breaks quoted control tokens until the text is encoded; a noncharacter, which texts do not use."""
 
 Message = Mapping[str, str]
@@ -107,18 +107,30 @@ class TemplateChat:
         """Return the rendered text. UserError with the message of the template if it rejects the messages."""
         if not messages:
             raise UserError("a conversation has no messages", allowed="one message or more")
-        try:
-            return self._template.render(messages)
-        except TemplateFailed as error:
-            # Clients of a server read this: the name of the file, not its path.
-            name = self.source.rsplit("/", 1)[-1]
-            raise UserError(f"the chat template {name} does not take these messages: {error}") from error
+        texts = self.render_prefixes([Conversation([dict(message) for message in messages], [(len(messages), True)])])[
+            0
+        ]
+        if isinstance(texts, UserError):
+            raise texts
+        return texts[0]
+
+    def render_prefixes(self, conversations: Sequence[Conversation]) -> list[list[str] | UserError]:
+        """Return the texts of the prefixes of each conversation, or the error if the template rejects it."""
+        results: list[list[str] | UserError] = []
+        for texts in self._template.render(conversations):
+            if isinstance(texts, TemplateFailed):
+                # Clients of a server read this: the name of the file, not its path.
+                name = self.source.rsplit("/", 1)[-1]
+                results.append(UserError(f"the chat template {name} does not take these messages: {texts}"))
+            else:
+                results.append(texts)
+        return results
 
     def prompt_ids(self, messages: Sequence[Message], tokenizer: Encoder, begin_id: int) -> list[int]:
         """Return the tokens; control tokens of the template are special, those in messages are text."""
         control_tokens = [tokenizer.token_bytes(token).decode("utf-8", "replace") for token in tokenizer.special_ids]
-        safe = [{**message, "content": _broken(message["content"], control_tokens)} for message in messages]
-        pieces = self.render(safe).split(_BREAK)
+        safe = [{**message, "content": break_tokens(message["content"], control_tokens)} for message in messages]
+        pieces = self.render(safe).split(BREAK)
         return [token for piece in pieces if piece for token in tokenizer.encode(piece, special=True)]
 
 
@@ -175,11 +187,11 @@ def _object(path: str) -> dict[str, Any]:
     return value
 
 
-def _broken(text: str, control_tokens: Sequence[str]) -> str:
-    """Insert a break into every control token of ``text``; repeated, because a break may complete another token."""
-    text = text.replace(_BREAK, "")
+def break_tokens(text: str, control_tokens: Sequence[str]) -> str:
+    """Insert BREAK into every control token of ``text``; repeated, because a break may complete another token."""
+    text = text.replace(BREAK, "")
     for token in control_tokens:
         if len(token) > 1:
             while token in text:
-                text = text.replace(token, token[0] + _BREAK + token[1:])
+                text = text.replace(token, token[0] + BREAK + token[1:])
     return text

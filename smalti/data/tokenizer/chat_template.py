@@ -1,9 +1,9 @@
 """Renders a chat template in a separate process, with limits on its time and memory.
 
 A template comes with downloaded weights. jinja2's sandbox denies it files and objects, but it can loop or build a text
-of gigabytes, and a thread cannot be ended (``docs/decisions/0016-templates-in-a-process.md``). Guarantees: a prompt
-that takes more than ``LIMIT_S`` of processor time or ``MEMORY_BYTES`` raises ``TemplateFailed``, and the next one gets
-a new process; Ctrl-C ends it. Threads wait for one another.
+of gigabytes, and a thread cannot be ended (``docs/decisions/0016-templates-in-a-process.md``). Guarantees: a
+conversation that takes more than ``LIMIT_S`` of processor time or ``MEMORY_BYTES`` fails, and the next one gets a new
+process; Ctrl-C ends it. Threads wait for one another.
 """
 
 import json
@@ -14,6 +14,7 @@ import threading
 import weakref
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,16 @@ class TemplateFailed(Exception):
     """The template cannot be parsed, rejects the messages, or exceeds its limits."""
 
 
+@dataclass(frozen=True)
+class Conversation:
+    """Messages, and the prefixes of them to render."""
+
+    messages: Sequence[Mapping[str, Any]]
+    prefixes: Sequence[tuple[int, bool]]
+    """(number of messages, ``add_generation_prompt``) of each text."""
+    tools: Sequence[Mapping[str, Any]] | None = None
+
+
 class TemplateProcess:
     """One compiled template, which any thread can render."""
 
@@ -42,12 +53,16 @@ class TemplateProcess:
         with self._lock:
             self._start()
 
-    def render(self, messages: Sequence[Mapping[str, str]]) -> str:
-        """Return the rendered text. Raises TemplateFailed."""
+    def render(self, conversations: Sequence[Conversation]) -> "list[list[str] | TemplateFailed]":
+        """Return the texts of the prefixes of each conversation, or why it cannot be rendered."""
         with self._lock:
-            if self._end is None or not self._end.alive:
-                self._start()
-            return self._request({"messages": [dict(message) for message in messages]})
+            try:
+                return [_texts(reply) for reply in self._request([vars(c) for c in conversations])]
+            except TemplateFailed as error:
+                if len(conversations) == 1:
+                    return [error]
+        # One of them ended the process: the others are rendered without it.
+        return [self.render([conversation])[0] for conversation in conversations]
 
     def _start(self) -> None:
         # -P: do not search the folder of the script, which has files with the names of other modules.
@@ -59,12 +74,19 @@ class TemplateProcess:
         )
         self._end = weakref.finalize(self, _end, self._process)
         try:
-            self._request(self._setup)
+            error = self._send(self._setup).get("error")
+            if error is not None:
+                raise TemplateFailed(error)
         except TemplateFailed:
             self._end()
             raise
 
-    def _request(self, request: dict[str, Any]) -> str:
+    def _request(self, request: list[dict[str, Any]]) -> Any:
+        if self._end is None or not self._end.alive:
+            self._start()
+        return self._send(request)
+
+    def _send(self, request: Any) -> Any:
         assert self._process.stdin
         assert self._process.stdout
         assert self._end
@@ -80,10 +102,14 @@ class TemplateProcess:
             code = self._process.wait()
             self._end()
             raise TemplateFailed(_why(code))
-        reply = json.loads(line)
-        if "error" in reply:
-            raise TemplateFailed(reply["error"])
-        return str(reply["text"])
+        return json.loads(line)
+
+
+def _texts(reply: dict[str, Any]) -> list[str] | TemplateFailed:
+    if "error" in reply:
+        return TemplateFailed(reply["error"])
+    whole = reply["texts"][0]
+    return [whole[:text] if isinstance(text, int) else text for text in reply["texts"]]
 
 
 def _why(code: int) -> str:

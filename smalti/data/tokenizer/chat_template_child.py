@@ -1,9 +1,9 @@
 """The child process that compiles and renders one chat template; ``chat_template`` starts this file.
 
-It replies to each JSON line of stdin with one: first ``{"template", "variables"}``, then ``{"messages"}``; a reply has
-``text`` or ``error``. If a line exceeds its processor time, the kernel ends the process (SIGPROF), even in C code. Too
-much memory is an error, if the system enforces RLIMIT_AS (Linux). Only jinja2 and the standard library are imported,
-so that it starts in 0.1 s.
+It replies to each JSON line of stdin with one. First ``{"template", "variables"}``: a reply has ``texts`` or ``error``.
+Then a list of conversations ``{"messages", "tools", "prefixes"}``: a list of such replies. If a conversation exceeds
+its processor time, the kernel ends the process (SIGPROF), even in C code. Too much memory is an error, if the system
+enforces RLIMIT_AS (Linux). Only jinja2 and the standard library are imported, so that it starts in 0.1 s.
 """
 
 import json
@@ -13,6 +13,7 @@ import sys
 from collections.abc import Callable
 from contextlib import suppress
 from datetime import datetime
+from functools import partial
 from typing import Any, NoReturn
 
 from jinja2.exceptions import SecurityError, TemplateError
@@ -30,36 +31,48 @@ def main(limit_s: float, memory_bytes: int) -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     with suppress(ValueError, OSError):  # macOS has no such limit
         resource.setrlimit(resource.RLIMIT_AS, (memory_bytes, memory_bytes))
-    session = _Session()
+    output = sys.stdout.buffer
+    compiled: list[Callable[..., str]] = []
+    output.write(_limited(partial(_compile, json.loads(sys.stdin.buffer.readline()), compiled), limit_s, memory_bytes))
+    output.write(b"\n")
+    output.flush()
     for line in sys.stdin.buffer:
-        signal.setitimer(signal.ITIMER_PROF, limit_s)
-        try:
-            reply = json.dumps({"text": session.reply(line)}).encode()
-        except MemoryError:
-            reply = json.dumps({"error": f"it needs more than {memory_bytes >> 20} MiB of memory"}).encode()
-        except Exception as error:  # a template is a program: it may raise anything
-            reply = json.dumps({"error": str(error)[:MAX_ERROR_CHARACTERS]}).encode()
+        output.write(b"[")
+        for i, conversation in enumerate(json.loads(line)):
+            output.write(b"," * (i > 0) + _limited(partial(_texts, conversation, compiled[0]), limit_s, memory_bytes))
+        output.write(b"]\n")
+        output.flush()
+
+
+def _limited(work: Callable[[], list[Any]], limit_s: float, memory_bytes: int) -> bytes:
+    signal.setitimer(signal.ITIMER_PROF, limit_s)
+    try:
+        return json.dumps({"texts": work()}).encode()
+    except MemoryError:
+        return json.dumps({"error": f"it needs more than {memory_bytes >> 20} MiB of memory"}).encode()
+    except Exception as error:  # a template is a program: it may raise anything
+        return json.dumps({"error": str(error)[:MAX_ERROR_CHARACTERS]}).encode()
+    finally:
         signal.setitimer(signal.ITIMER_PROF, 0)
-        sys.stdout.buffer.write(reply + b"\n")
-        sys.stdout.buffer.flush()
 
 
-class _Session:
-    """The template, compiled by the first line."""
+def _compile(request: dict[str, Any], compiled: list[Callable[..., str]]) -> list[Any]:
+    template = _environment().from_string(request["template"])
+    compiled.append(partial(template.render, documents=None, **request["variables"]))
+    return []
 
-    def __init__(self) -> None:
-        self._template: Any = None
-        self._variables: dict[str, Any] = {}
 
-    def reply(self, line: bytes) -> str:
-        """Return the text for one line."""
-        request = json.loads(line)
-        if self._template is None:
-            self._variables = request["variables"]
-            self._template = _environment().from_string(request["template"])
-            return ""
-        return str(self._template.render(messages=request["messages"], tools=None, documents=None,
-                                         add_generation_prompt=True, **self._variables))  # fmt: skip
+def _texts(request: dict[str, Any], render: Callable[..., str]) -> list[str | int]:
+    """Return the text of each prefix ``[number of messages, add_generation_prompt]``.
+
+    A text that the first one begins with is replaced by its length: most are, and they need not be sent.
+    """
+    messages, tools = request["messages"], request["tools"]
+    texts: list[str | int] = []
+    for n, prompt in request["prefixes"]:
+        text = str(render(messages=messages[:n], tools=tools, add_generation_prompt=prompt))
+        texts.append(len(text) if texts and str(texts[0]).startswith(text) else text)
+    return texts
 
 
 def _environment() -> Any:

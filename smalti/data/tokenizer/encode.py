@@ -56,6 +56,11 @@ class Tokenizer:
         return frozenset(token["id"] for token in self._parts["added_tokens"] if token["special"])
 
     @cached_property
+    def added_tokens(self) -> dict[str, int]:
+        """Text -> id of all added tokens, special or not: each is one id wherever its text is."""
+        return {token["content"]: int(token["id"]) for token in self._parts["added_tokens"]}
+
+    @cached_property
     def unused_ids(self) -> frozenset[int]:
         """Ids below ``vocab_size`` without a token: some vocabularies have holes."""
         if self._is_byte_level:
@@ -81,6 +86,12 @@ class Tokenizer:
     def _bulk(self) -> tuple[Any, str]:
         return tiktoken_of(self._parts)
 
+    @cached_property
+    def _located(self) -> Any:
+        # Post-processors move the offsets of tokens beyond the blanks that they begin with.
+        parts = json.loads(self._special.to_str()) | {"post_processor": None}
+        return type(self._special).from_str(json.dumps(parts))
+
     @property
     def slow_because(self) -> str:
         """Why ``encode_batch`` cannot use tiktoken; empty if it can."""
@@ -99,6 +110,11 @@ class Tokenizer:
             if half is None:
                 raise
             raise UserError(f"the text holds {half!a}, half of a surrogate pair", allowed="Unicode text") from error
+
+    def encode_located(self, texts: Sequence[str]) -> list[tuple[list[int], list[tuple[int, int]]]]:
+        """Return for each text its ids, special tokens recognised, and the characters [begin, end) of each id."""
+        encodings = self._located.encode_batch(list(texts), add_special_tokens=False)
+        return [(list(encoding.ids), list(encoding.offsets)) for encoding in encodings]
 
     def encode_batch(self, texts: Sequence[str], *, threads: int = 1) -> list[list[int]]:
         """Return the ids of each text, with special tokens read as text; with tiktoken much faster than ``encode``."""

@@ -12,7 +12,7 @@ import pytest
 from smalti.base.errors import DataError, UserError
 from smalti.data.tokenizer import chat_template as module
 from smalti.data.tokenizer.chat import TemplateChat
-from smalti.data.tokenizer.chat_template import TemplateFailed, TemplateProcess
+from smalti.data.tokenizer.chat_template import Conversation, TemplateFailed, TemplateProcess
 
 GOOD = [{"role": "user", "content": "good"}]
 EVIL = [{"role": "user", "content": "evil"}]
@@ -25,6 +25,13 @@ BOMBS = {
     "a list of gigabytes": "{% for i in range(99) %}{% set x = (range(99999)|list) * 99999 %}{% endfor %}",
     "recursion": "{% macro f(n) %}{{ f(n + 1) }}{% endmacro %}{{ f(0) }}",
 }
+
+
+def rendered(process: TemplateProcess, messages: list[dict[str, str]]) -> str:
+    (texts,) = process.render([Conversation(messages, [(len(messages), True)])])
+    if isinstance(texts, TemplateFailed):
+        raise texts
+    return texts[0]
 
 
 @pytest.mark.sample(2)
@@ -61,7 +68,7 @@ def test_one_process_renders_all_prompts_and_ends_with_its_owner() -> None:
     results: list[str] = []
 
     def render(n: int, process: TemplateProcess) -> None:
-        results.append(process.render([{"role": "user", "content": f"{n}\ud800"}]))
+        results.append(rendered(process, [{"role": "user", "content": f"{n}\ud800"}]))
 
     threads = [threading.Thread(target=render, args=(n, process)) for n in range(20)]
     for thread in threads:
@@ -80,8 +87,33 @@ def test_a_process_that_was_killed_is_named_and_replaced() -> None:
     process = TemplateProcess("{{ messages[0].content }}", {})
     process._process.kill()
     with pytest.raises(TemplateFailed, match="its process ended with SIGKILL"):
-        process.render(GOOD)
-    assert process.render(GOOD) == "good"
+        rendered(process, GOOD)
+    assert rendered(process, GOOD) == "good"
+
+
+def test_a_batch_of_conversations_with_prefixes_is_rendered_without_those_that_fail(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "LIMIT_S", 0.3)
+    source = (
+        "{% if messages[0].content == 'evil' %}" + LOOP + "{% endif %}{% if tools %}{{ tools[0].name }}: {% endif %}"
+        "{% if messages[0].content == 'odd' %}{{ raise_exception('no') }}{% endif %}"
+        "{% for message in messages %}{{ loop.revindex if message.role == 'tool' }}{{ message.content }};{% endfor %}"
+        "{% if add_generation_prompt %}>{% endif %}"
+    )
+    process = TemplateProcess(source, {})
+    good = [{"role": "user", "content": "a"}, {"role": "tool", "content": "b"}, {"role": "user", "content": "c"}]
+    odd = [{"role": "user", "content": "odd"}]
+    prefixes = [(3, False), (1, True), (1, False), (2, False)]
+    one = Conversation(good, prefixes)
+    results = process.render([one, Conversation(odd, [(1, True)]), Conversation(good, [(1, True)], [{"name": "f"}])])
+    assert results[0] == ["a;2b;c;", "a;>", "a;", "a;1b;"]
+    assert str(results[1]) == "no"
+    assert results[2] == ["f: a;>"]
+    first, failed, last = process.render([one, Conversation(EVIL, [(1, True)]), one])
+    assert first == last == results[0]
+    assert "processor time" in str(failed)
+    assert process.render([]) == []
 
 
 def test_one_ctrl_c_ends_a_loop_and_its_process() -> None:
@@ -93,7 +125,7 @@ chat_template.LIMIT_S = 1000.0
 process = chat_template.TemplateProcess({LOOP!r}, {{}})
 try:
     print(process._process.pid, flush=True)
-    process.render([])
+    process.render([chat_template.Conversation([], [(0, True)])])
 except KeyboardInterrupt:
     print("interrupted", flush=True)
 """
