@@ -22,6 +22,7 @@ from smalti.config.curate import CurateConfig, TokenizeConfig
 from smalti.config.dedup import DedupConfig
 from smalti.config.eval import EvalConfig
 from smalti.config.run import RunConfig
+from smalti.config.tune import ExamplesConfig
 from smalti.track.events import EVENTS
 from smalti.track.names import TABLE
 
@@ -33,6 +34,7 @@ _ROOTS: dict[str, type[BaseModel]] = {
     "smalti data dedup": DedupConfig,
     "smalti data tokenize": TokenizeConfig,
     "smalti eval run": EvalConfig,
+    "smalti tune show": ExamplesConfig,
 }
 
 _KINDS = {"Duration": "duration", "Length": "length", "Cadence": "cadence", "Real": "number", "Whole": "whole number"}

@@ -18,6 +18,7 @@ VERBS = {
     "data": "curate, deduplicate and tokenize documents, and inspect the results",
     "train": "train a model from a recipe; the same command again resumes",
     "eval": "evaluate a model, with error bars",
+    "tune": "tune a model on chats, instructions and preferences",
     "export": "write a run's model as a Hugging Face folder",
     "chat": "generate text with an exported model in the terminal",
     "serve": "serve a model over HTTP, with a chat page",

@@ -1,7 +1,12 @@
 """Commands that are planned and not implemented yet, each with the nearest alternative."""
 
 NOT_YET = {
-    "tune": "smalti train RECIPE.yaml init_from=MODEL trains a finished model on data of your own",
+    "tune sft": "smalti train RECIPE.yaml init_from=MODEL trains a finished model on data of your own",
+    "tune preference": "smalti train RECIPE.yaml init_from=MODEL trains a finished model on data of your own",
+    "tune reward": "smalti train RECIPE.yaml init_from=MODEL trains a finished model on data of your own",
+    "tune rl": "smalti train RECIPE.yaml init_from=MODEL trains a finished model on data of your own",
+    "tune synth": None,
+    "tune compare": "smalti eval compare RUN RUN compares two runs",
     "bench": "smalti serve MODEL; its /metrics counts time to the first token, time per token and tokens",
     "quantize": "smalti serve MODEL --dtype bf16 halves the weights",
     "fleet": "smalti train starts the ranks of this machine; srun smalti train RECIPE.yaml those of a Slurm job",

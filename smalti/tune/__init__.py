@@ -1,1 +1,1 @@
-"""Tunes a base model: losses of preferences, rewards and distillation, over the one training step."""
+"""Tunes a base model: tuning data, losses of preferences, rewards and distillation, over the one training step."""

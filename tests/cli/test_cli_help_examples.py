@@ -55,6 +55,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "recipe.yaml").write_text(TINY)
     (tmp_path / "capitals.yaml").write_text("{kind: exact, file: capitals.jsonl}")
     (tmp_path / "capitals.jsonl").write_text('{"context": "The capital of France is", "continuation": "Paris"}')
+    (tmp_path / "chats.jsonl").write_text('{"prompt": "2+2=", "completion": "4"}')
     for line in (
         "data documents data/demo/raw",
         "data curate demo-curate heldout_frac=0.2",

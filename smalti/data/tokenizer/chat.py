@@ -144,7 +144,16 @@ def load_chat(folder: str | Path) -> ChatFormat:
     if "default" not in templates:
         raise DataError(f"{folder} names its chat templates {', '.join(sorted(templates))}, and none of them 'default'")
     template, source = templates["default"]
-    return TemplateChat(template, source, _variables(_object(store.join(folder, SPECIALS_FILE)) | config))
+    return TemplateChat(template, source, template_variables(folder))
+
+
+def template_variables(folder: str | Path) -> dict[str, Any]:
+    """Return the special tokens of a folder's tokenizer by the names that templates have for them (``bos_token``)."""
+    config = _object(store.join(folder, SPECIALS_FILE)) | _object(store.join(folder, CONFIG_FILE))
+    named = {key: _content(value) for key, value in config.items() if key.endswith("_token")}
+    extra = config.get("additional_special_tokens") or config.get("extra_special_tokens")
+    lists = {"additional_special_tokens": [_content(token) for token in extra]} if isinstance(extra, list) else {}
+    return {key: value for key, value in named.items() if isinstance(value, str)} | lists
 
 
 def _templates(folder: str, config: dict[str, Any]) -> dict[str, tuple[str, str]]:
@@ -166,14 +175,6 @@ def _templates(folder: str, config: dict[str, Any]) -> dict[str, tuple[str, str]
     if not isinstance(value, dict) or not all(isinstance(text, str) for text in [*value, *value.values()]):
         raise DataError(f"{source} has a chat_template that is neither a text nor a list of named texts")
     return {name: (text, source) for name, text in value.items()}
-
-
-def _variables(config: dict[str, Any]) -> dict[str, Any]:
-    """Name -> text of the special tokens."""
-    named = {key: _content(value) for key, value in config.items() if key.endswith("_token")}
-    extra = config.get("additional_special_tokens") or config.get("extra_special_tokens")
-    lists = {"additional_special_tokens": [_content(token) for token in extra]} if isinstance(extra, list) else {}
-    return {key: value for key, value in named.items() if isinstance(value, str)} | lists
 
 
 def _content(value: Any) -> Any:

@@ -1,0 +1,1 @@
+"""``smalti tune``: from a base model to an assistant."""

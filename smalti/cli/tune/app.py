@@ -1,0 +1,20 @@
+"""The verbs of ``smalti tune``, a file each."""
+
+import typer
+
+from smalti.cli.tune.show import show
+
+app = typer.Typer(
+    add_completion=False,
+    rich_markup_mode=None,
+    no_args_is_help=True,
+    help="Tune a model on chats, instructions and preferences.",
+)
+
+
+@app.callback()
+def _group() -> None:
+    """Tune a model on chats, instructions and preferences."""
+
+
+app.command(epilog="Example: smalti tune show chats.jsonl --tokenizer runs/demo/tokenizer --template chatml")(show)

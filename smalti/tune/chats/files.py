@@ -1,0 +1,98 @@
+"""Reads the rows of the files of tuning data as chats, each with its place, or with what is wrong with it."""
+
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+from smalti.base.errors import DataError, UserError
+from smalti.config.tune import ExampleFormat, ExamplesConfig
+from smalti.data.documents.files import Kind, SourceFile, find_files
+from smalti.data.documents.rows import Row, jsonl_rows, parquet_rows
+from smalti.tune.chats.formats import Chat, detect, read_chat
+
+_READERS: dict[Kind, Callable[[SourceFile], Iterator[Row]]] = {"jsonl": jsonl_rows, "parquet": parquet_rows}
+
+
+class ChatRow(NamedTuple):
+    """A row of a file."""
+
+    id: str
+    """Its ``columns.id``, or file and line."""
+    where: str
+    """File and line, for messages."""
+    chat: Chat | None
+    """None if there is a problem."""
+    problem: str = ""
+
+
+def read_chats(config: ExamplesConfig) -> Iterator[ChatRow]:
+    """Yield the rows of all files.
+
+    Raises DataError with file and line for a wrong row, unless ``unreadable`` is "drop"; also for a row of another kind
+    than those before it (pairs beside conversations, values that only some rows have).
+    """
+    shape: tuple[int, list[str]] | None = None
+    for file in _files(config):
+        form: ExampleFormat | None = None if config.format == "auto" else config.format
+        for row in _READERS[file.kind](file):
+            row_id = f"{file.name}:{row.number}"
+            value = _without_none(row.value) if file.kind == "parquet" else row.value
+            try:
+                if row.problem is not None:
+                    raise DataError(row.problem)
+                form = form or detect(value, config.columns)
+                chat = read_chat(value, form, config.columns)
+                row_id = _id(value, config.columns.id, row_id)
+            except DataError as error:
+                if config.unreadable == "stop":
+                    raise at_row(row.where, error) from error
+                yield ChatRow(row_id, row.where, None, error.message)
+                continue
+            if shape is None:
+                shape = _shape(chat)
+            if _shape(chat) != shape:
+                raise DataError(
+                    f"{row.where}: this row has {_words(_shape(chat))}, and earlier ones have {_words(shape)}",
+                    allowed="rows of one kind",
+                    hint="tune on files of different kinds one after the other",
+                )
+            yield ChatRow(row_id, row.where, chat)
+
+
+def _files(config: ExamplesConfig) -> list[SourceFile]:
+    files = []
+    for path in config.files:
+        known = [file for file in find_files(path).files if file.kind in _READERS]
+        if not known:
+            raise UserError(f"{path} holds no rows", allowed=".jsonl (also .jsonl.gz, .jsonl.zst) and .parquet files")
+        files += known
+    return files
+
+
+def at_row(where: str, error: UserError) -> DataError:
+    """Return the error of a row with its place."""
+    hint = error.hint or "fix the row, or set unreadable=drop to drop and count such rows"
+    return DataError(f"{where}: {error.message}", allowed=error.allowed, hint=hint)
+
+
+def _id(value: dict[str, Any], column: str | None, otherwise: str) -> str:
+    if column is None:
+        return otherwise
+    if not isinstance(value.get(column), str | int):
+        raise DataError(f"'{column}' holds no id", allowed="text or a whole number")
+    return str(value[column])
+
+
+def _shape(chat: Chat) -> tuple[int, list[str]]:
+    return len(chat.conversations), sorted(chat.values)
+
+
+def _words(shape: tuple[int, list[str]]) -> str:
+    kind = "a pair of answers" if shape[0] == 2 else "one answer"
+    return " with ".join([kind, *shape[1]])
+
+
+def _without_none(value: Any) -> Any:
+    """Remove the keys without a value: Parquet gives every object of a column the keys of all."""
+    if isinstance(value, dict):
+        return {key: _without_none(entry) for key, entry in value.items() if entry is not None}
+    return [_without_none(entry) for entry in value] if isinstance(value, list) else value
