@@ -29,6 +29,9 @@ class Columns(Config):
     """Kind generation: a list of other right answers; absent: ``aliases`` where the file has it."""
     reasoning: str | None = None
     """Kind generation: the chain of thought before the answer; absent: ``chain_of_thought`` where the file has it."""
+    messages: str | None = None
+    """Kind generation: a conversation in OpenAI's format in place of context and answer. Its last message, of the
+    assistant, is the right answer, and those before it are the prompt."""
     id: str | None = None
     """A unique name of each row; absent: rows have only numbers."""
     cluster: str | None = None
@@ -71,6 +74,9 @@ class TaskConfig(Config):
     """Kind generation: texts that end an answer; absent: the end of its first line, if there is no reasoning."""
     normalize: bool = True
     """Kind generation: compare without case, punctuation and articles."""
+    verbatim: bool = False
+    """Kind generation: an answer is right only if all of its text is that of a right answer, also where it is a number
+    or has several lines."""
     max_new_tokens: Whole | None = Field(None, ge=1)
     """Kind generation: longest answer; absent: the longest in the file, with its reasoning, and 10 more. Kind ifeval:
     absent: 1280."""
@@ -84,5 +90,25 @@ class TaskConfig(Config):
                 "columns and shots have no effect with kind: ifeval",
                 allowed="the columns key, prompt, instruction_id_list and kwargs; no shots",
                 hint="remove them, or write the rows in the columns of IFEval",
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _options_have_an_effect(self) -> Self:
+        if self.columns.messages is not None:
+            unused = [name for name in ("preamble", "prelimiter", "shots", "answer_delimiter") if getattr(self, name)]
+            unused += [f"columns.{name}" for name in ("context", "answer", "reasoning") if getattr(self.columns, name)]
+            unused += [] if self.kind == "generation" else [f"kind: {self.kind}"]
+            if unused:
+                raise NotAllowed(
+                    f"{', '.join(unused)} cannot be given with columns.messages",
+                    allowed="kind: generation, whose prompt is the conversation alone",
+                    hint="remove them, or name the columns context and answer instead of messages",
+                )
+        if self.verbatim and (self.kind != "generation" or self.answer_delimiter):
+            raise NotAllowed(
+                "verbatim is for kind: generation without answer_delimiter",
+                allowed="an answer that is compared as it is",
+                hint="remove verbatim",
             )
         return self

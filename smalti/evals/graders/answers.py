@@ -66,6 +66,12 @@ def exact(text: str, answers: Sequence[str], *, delimiter: str, stop: Sequence[s
     return Grade(parsed, parsed in {answer.strip() for answer in answers})
 
 
+def verbatim(text: str, answers: Sequence[str]) -> Grade:
+    """Grade all of the text, as it is but for white space around it."""
+    parsed = text.strip()
+    return Grade(parsed or None, parsed != "" and parsed in {answer.strip() for answer in answers})
+
+
 def number(text: str) -> Fraction | None:
     """Return the number that the whole text is (``$1,250.50``, ``-3``, ``18.``, ``5%``), or None."""
     text = text.strip().removesuffix(".").removesuffix("%")

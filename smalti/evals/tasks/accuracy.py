@@ -29,7 +29,10 @@ def accuracy(samples: Sequence[dict[str, Any]], chance: float) -> dict[str, Any]
         "verdict": verdict(total.interval or (0.0, 1.0), chance),
     }
     if len(parts) > 1:
-        score["categories"] = {name: {"accuracy": part.value, "n": part.n} for name, part in means.items()}
+        score["categories"] = {
+            name: {"accuracy": part.value, "n": part.n, "interval": part.interval and list(part.interval)}
+            for name, part in means.items()
+        }
     if all("gold_probability" in sample for sample in samples):
         score["gold_probability"] = sum(sample["gold_probability"] for sample in samples) / len(samples)
         n_bytes = sum(sample["gold_bytes"] for sample in samples)

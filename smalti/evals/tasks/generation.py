@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from smalti.config.eval import EvalConfig
@@ -59,11 +60,16 @@ def run(
     stop = task_stop or (("\n",) if ends_with_line else ())
     completed = complete(task, items, engine, config, seq_len, chat, n_new=n_new, stop=stop)
     progress(1, 1)
-    grade = answers.as_published if config.mode == "v0.3" else answers.exact
+    grade = partial(
+        answers.as_published if config.mode == "v0.3" else answers.exact,
+        delimiter=task.answer_delimiter,
+        stop=task_stop,
+        normalize=task.normalize,
+    )
     samples = []
     for answer in completed:
         right = answer.prompt.item.answers
-        result = grade(answer.text, right, delimiter=task.answer_delimiter, stop=task_stop, normalize=task.normalize)
+        result = answers.verbatim(answer.text, right) if task.verbatim else grade(answer.text, right)
         samples.append({**answer.sample(), "parsed": result.parsed, "answers": list(right), "correct": result.correct})
     score = accuracy(samples, task.chance or 0.0) | shares(completed)
     score["unparsed_frac"] = sum(sample["parsed"] is None for sample in samples) / len(samples)
@@ -106,6 +112,11 @@ def shares(completed: Sequence[Completed]) -> dict[str, float]:
 
 def _ids(engine: Engine, prompt: Prompt, room: int, mode: Mode, chat: ChatFormat | None) -> tuple[list[int], bool]:
     """Return the tokens of a prompt, at most ``room``, and whether it was cut."""
+    if chat is not None and prompt.item.messages:
+        ids = chat.prompt_ids(prompt.item.messages, engine.tokenizer, engine.begin_id)
+        if len(ids) > room:
+            raise TooLong(f"line {prompt.item.line}: a conversation of {len(ids)} tokens; there is room for {room}")
+        return ids, False
     if chat is not None:
         return chat_ids(engine, chat, prompt.text, room)
     ids = prompt_ids(engine, prompt, mode)

@@ -11,6 +11,7 @@ from smalti.base import store
 from smalti.base.errors import DataError, nearest
 from smalti.base.rng import derive_key
 from smalti.config.task import Columns, Kind, TaskConfig
+from smalti.data.tokenizer.chat import Message, PlainChat
 
 NEEDED: dict[Kind, dict[str, str]] = {
     "choice": {"context": "query", "choices": "choices", "gold": "gold"},
@@ -35,6 +36,8 @@ class Item:
     answers: tuple[str, ...] = ()
     """Right answers of kind generation, the preferred one first."""
     reasoning: str | None = None
+    messages: tuple[Message, ...] = ()
+    """The prompt as a conversation, for models with a chat template; ``contexts`` has it as text."""
     id: str | None = None
     cluster: str | None = None
     category: str = ""
@@ -145,6 +148,25 @@ class _Row:
             raise self.error(f"{column} = {json.dumps(value)[:60]}", f"a list of at least {least} texts")
         return tuple(value)
 
+    def conversation(self) -> tuple[tuple[Message, ...], str]:
+        """Return the prompt and the answer of a conversation."""
+        column, value = self.get("messages")
+        messages = value if isinstance(value, list) else []
+        texts = [
+            {"role": message["role"], "content": message["content"]}
+            for message in messages
+            if isinstance(message, dict)
+            and message.get("role") in ("system", "user", "assistant")
+            and isinstance(message.get("content"), str)
+        ]
+        roles = [message["role"] for message in texts]
+        if len(texts) != len(messages) or roles[-2:] != ["user", "assistant"]:
+            raise self.error(
+                f"{column} = {json.dumps(value)[:60]}",
+                'a list of {"role": system, user or assistant, "content": text} that ends with user and assistant',
+            )
+        return tuple(texts[:-1]), texts[-1]["content"].strip()
+
     def gold(self, options: tuple[str, ...]) -> int:
         column, value = self.get("gold")
         if isinstance(value, str) and value in options:
@@ -177,6 +199,11 @@ def _exact(row: _Row, index: int) -> Item:
 
 
 def _generation(row: _Row, index: int) -> Item:
+    if row.columns.messages is not None:
+        messages, answer = row.conversation()
+        answers = tuple(dict.fromkeys((answer, *row.texts("aliases", 0))))
+        context = PlainChat().render(messages)
+        return Item(contexts=(context,), choices=(), answers=answers, messages=messages, **row.labels(index))
     answers = tuple(dict.fromkeys((row.text("answer"), *row.texts("aliases", 0))))
     reasoning = row.optional("reasoning")
     return Item(
