@@ -2,7 +2,7 @@
 
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -23,6 +23,9 @@ def export(
     step: Annotated[int | None, typer.Option(help="Step of the checkpoint; absent: the newest complete one.")] = None,
     output: Annotated[Path | None, typer.Option(help="Folder to write; absent: RUN/export.")] = None,
     dtype: Annotated[Dtype, typer.Option(help="Number format of the weights.")] = Dtype.FP32,
+    merge: Annotated[
+        bool, typer.Option("--merge", help="Of a run that trained adapters: the whole model, with them merged.")
+    ] = False,
     verify: Annotated[bool, typer.Option("--verify", help="Also compare logits with transformers.")] = False,
     upload: Annotated[
         bool, typer.Option(help="Upload RUN/export to the run's MLflow run, if it has one.", show_default=False)
@@ -30,25 +33,44 @@ def export(
 ) -> None:
     """Write a checkpoint as a Hugging Face folder: safetensors, configs, tokenizer, model card.
 
-    The weights are read back and compared before the folder appears.
+    The weights are read back and compared before the folder appears. Of a run that trained adapters, these alone are
+    written to RUN/adapter, in PEFT's format; with --merge the whole model.
     """
     from smalti.base import store
     from smalti.base.units import format_bytes
     from smalti.cli.extras import need
     from smalti.distributed.checkpoint import export as exporter
+    from smalti.distributed.checkpoint.export_adapter import RECORD
     from smalti.track.run import resolve
     from smalti.track.trackers import publish
 
     if verify:
         need("verify", "smalti export --verify", "transformers")
     run = resolve(run)
-    folder = exporter.export(run, step=step, output=output, dtype=dtype.value)
-    record = store.read_json(store.join(folder, exporter.RECORD))
+    folder = exporter.export(run, step=step, output=output, dtype=dtype.value, merge=merge)
+    record = store.read_json(store.join(folder, RECORD))
     n_bytes = sum(path.stat().st_size for path in Path(folder).glob("*.safetensors"))
     what = f"step {record['step']}, {record['dtype']}, weights {format_bytes(n_bytes)}"
+    if "base" in record:
+        _print_adapter(folder, record, what, verify=verify)
+        return
     print(f"{folder}: {what}; read back and compared: identical")
     if verify:
         print(f"transformers computes the same logits: relative error {exporter.verify(folder):.1e} (fp32)")
     for line in publish(run, folder, "export") if upload and output is None else ():
         typer.echo(line, err=True)
     print(f"next: smalti chat {folder if output else run}")
+
+
+def _print_adapter(folder: str, record: dict[str, Any], what: str, *, verify: bool) -> None:
+    from smalti.base.errors import UserError
+
+    if verify:
+        raise UserError(
+            f"--verify compares whole models; {folder} holds adapters",
+            allowed="--verify with --merge",
+            hint=f"smalti export {record['run_folder']} --merge --verify",
+        )
+    base = record["base"]["init_from"]
+    print(f"{folder}: adapters of {base}, {what}")
+    print(f"next: smalti serve {base} --adapter {record['run']}={folder}, or smalti export RUN --merge")

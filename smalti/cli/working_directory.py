@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from smalti.config.run import RunConfig
 
 _PATHS = re.compile(
-    r"(folder|init_from|data\.(tokenizer|takedowns|fetch\.cache|heldout\.[^.=]+|sources\.[^.=]+(\.path)?))=(.+)"
+    r"(folder|(adapter\.)?init_from|data\.(tokenizer|takedowns|fetch\.cache|heldout\.[^.=]+|sources\.[^.=]+(\.path)?))"
+    r"=(.+)"
 )
 
 
@@ -84,6 +85,8 @@ def _relative_paths(config: "RunConfig") -> dict[str, str]:
     data = config.data
     paths = {f"data.sources.{name}": source.path for name, source in data.sources.items()}
     paths |= {f"data.heldout.{name}": path for name, path in data.heldout.items()}
+    if config.adapter is not None:  # its base is read on every attempt
+        paths |= {"init_from": config.init_from or "", "adapter.init_from": config.adapter.init_from or ""}
     paths |= {"data.takedowns": data.takedowns or "", "data.tokenizer": data.tokenizer or ""}
     return {field: path for field, path in paths.items() if path and _is_relative(path)}
 

@@ -26,6 +26,8 @@ class AdapterConfig(Config):
     ``experts``, ``q_proj``, ``mlp.down_proj``."""
     layers: tuple[Whole, Whole] | None = None
     """First and last layer with adapters, counted from 0; absent: all layers."""
+    init_from: str | None = None
+    """Folder of an adapter in PEFT's format to start from, with the same rank, scale and targets; absent: B is 0."""
 
     @property
     def scale(self) -> float:

@@ -4,20 +4,19 @@ A checkpoint of such a run holds the adapters alone and the digest of the base's
 ``train_state.json``); the base is loaded from ``init_from`` each time.
 """
 
-import os
-from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from smalti.base import store
-from smalti.base.errors import DataError, UserError
-from smalti.base.hashing import digest_json, sha256_bytes, sha256_file
+from smalti.base.errors import UserError
 from smalti.config.run import JobConfig, RunConfig
 from smalti.distributed.checkpoint import checkpoint
+from smalti.distributed.checkpoint.base import identity, is_model_folder, require_same
 from smalti.distributed.group import world as worlds
 from smalti.distributed.parallel import fsdp
+from smalti.model.adapters import peft
+from smalti.model.adapters.adapter import names_of
 from smalti.model.adapters.apply import apply, is_adapter
 from smalti.model.adapters.lora import draw
 from smalti.model.decoder import Decoder
@@ -47,12 +46,45 @@ def add(model: Decoder, config: RunConfig) -> None:
             apply(model, config.adapter, compute=DTYPES[config.train.precision.compute])
 
 
-def init(model: nn.Module, seed: int) -> None:
-    """Set the adapters of a model, which may be sharded, to their initial values."""
+def init(model: nn.Module, config: JobConfig) -> None:
+    """Set the adapters of a model, which may be sharded, to their initial values: drawn, or those of a folder."""
+    if not isinstance(config, RunConfig) or config.adapter is None:
+        return
+    parameters = {name: parameter for name, parameter in model.named_parameters() if is_adapter(name)}
+    values: dict[str, Tensor] = {}
+    if config.adapter.init_from is not None:
+        shapes = {name: tuple(parameter.shape) for name, parameter in parameters.items()}
+        values = worlds.together(lambda: _read(config, shapes))
     with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            if is_adapter(name):
-                fsdp.assign(parameter, draw(name, parameter.shape, seed))
+        for name, parameter in parameters.items():
+            fsdp.assign(parameter, values[name] if values else draw(name, parameter.shape, config.seed))
+
+
+def _read(config: RunConfig, shapes: dict[str, tuple[int, ...]]) -> dict[str, Tensor]:
+    """Return the matrices in ``adapter.init_from``. UserError if they are not those that the config describes."""
+    assert config.adapter is not None
+    folder = config.adapter.init_from
+    assert folder is not None
+    adapter = peft.load(folder, config.model)
+    values = {
+        name: value
+        for weight, pair in adapter.pairs.items()
+        for name, value in zip(names_of(weight), pair, strict=True)
+    }
+    there = {name: tuple(value.shape) for name, value in values.items()}
+    if adapter.scale != config.adapter.scale or there != shapes:
+        name = next((n for n in [*shapes, *there] if shapes.get(n) != there.get(n)), None)
+        what = (
+            f"the scale is {adapter.scale:g} there and {config.adapter.scale:g} here"
+            if name is None
+            else f"'{name}' is {there.get(name, 'absent')} there and {shapes.get(name, 'absent')} here"
+        )
+        raise UserError(
+            f"adapter.init_from={folder} is not what the section adapter describes: {what}",
+            allowed="the rank, alpha, rslora, targets and layers of the adapter in the folder",
+            hint=f"see {folder}/{peft.CONFIG}",
+        )
+    return values
 
 
 def check_base(config: JobConfig, path: str | None) -> dict[str, str] | None:
@@ -64,32 +96,16 @@ def check_base(config: JobConfig, path: str | None) -> dict[str, str] | None:
         return None
     assert config.init_from is not None
     base = base_of(config.init_from)
-    saved = None if path is None else worlds.broadcast_from_rank0(lambda: checkpoint.read_state(path)).get("base")
-    if saved is not None and saved["sha256"] != base["sha256"]:
-        raise DataError(
-            f"the adapters in {path} were trained beside other weights than those of init_from={config.init_from}: "
-            f"the digest of their files is {base['sha256'][:12]}, not {saved['sha256'][:12]}",
-            allowed="the weights with which the run began",
-            hint="restore them, or start a new run: name=NEW_NAME",
-        )
+    if path is not None:
+        worlds.together(lambda: require_same(checkpoint.read_state(path)["base"], base, path))
     return base
 
 
 def base_of(init_from: str) -> dict[str, str]:
-    """Return ``init_from`` and the SHA-256 of its files of weights. A collective."""
-    if worlds.broadcast_from_rank0(lambda: os.path.isfile(f"{init_from}/config.json")):
-        digest = worlds.broadcast_from_rank0(lambda: digest_of_folder(Path(init_from)))
-        return {"init_from": init_from, "sha256": digest}
-    manifest = Path(find_checkpoint(init_from)) / "manifest.json"
-    return {
-        "init_from": init_from,
-        "sha256": worlds.broadcast_from_rank0(lambda: sha256_bytes(store.read_bytes(manifest))),
-    }
-
-
-def digest_of_folder(folder: Path) -> str:
-    """Return the SHA-256 over names and contents of the files of weights in a Hugging Face folder."""
-    return digest_json({path.name: sha256_file(path) for path in sorted(folder.glob("*.safetensors"))})
+    """Return the identity of the weights that ``init_from`` means. A collective."""
+    is_folder = worlds.broadcast_from_rank0(lambda: is_model_folder(init_from))
+    path = init_from if is_folder else find_checkpoint(init_from)
+    return worlds.broadcast_from_rank0(lambda: identity(path, init_from))
 
 
 def trained_only(model: nn.Module, tensors: dict[str, Any]) -> dict[str, Any]:

@@ -260,7 +260,7 @@ def sharded(
     if load is not None:
         load()
         if not resumes:
-            adapters.init(model, config.seed)
+            adapters.init(model, config)
     elif not resumes and own_model is None:
         assert isinstance(config, RunConfig)
         described = config.model

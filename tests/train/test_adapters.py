@@ -12,6 +12,7 @@ from smalti.base.errors import DataError, UserError
 from smalti.config.load import from_dict
 from smalti.config.run import RunConfig
 from smalti.distributed.checkpoint import checkpoint
+from smalti.distributed.checkpoint.export import export
 from smalti.model.adapters.apply import is_adapter
 from smalti.model.decoder import Decoder
 from smalti.model.huggingface import save
@@ -100,7 +101,7 @@ def test_other_base_is_refused(tmp_path: Path) -> None:
     model = Decoder(config.model)
     init_weights(model, config.model, seed=4)
     save(model, tmp_path / "base")
-    with pytest.raises(DataError, match="trained beside other weights than those of init_from"):
+    with pytest.raises(DataError, match="trained beside other weights than those of"):
         build(config)
 
 
@@ -132,3 +133,24 @@ def test_impossible_adapter_is_refused(changes: dict[str, Any], message: str, tm
         tree[key] = tree[key] | value if isinstance(value, dict) else value
     with pytest.raises(UserError, match=message):
         from_dict(RunConfig, tree, "toy")
+
+
+@pytest.mark.slow
+def test_training_starts_from_an_adapter_folder(tmp_path: Path) -> None:
+    first = tuned(tmp_path, duration="2step")
+    fit(build(first))
+    folder = export(first.run_folder, output=tmp_path / "adapter")
+    trained = checkpoint.read_model(tmp_path / "runs/dense/checkpoints/step-00000002")
+    tree = first.model_dump() | {"name": "second", "folder": str(tmp_path / "second")}
+    tree["adapter"] |= {"init_from": folder}
+    job = build(from_dict(RunConfig, tree, "toy").config)
+    state = job.state.model.state_dict()
+    assert all(torch.equal(state[name].full_tensor(), value) for name, value in trained.items())
+    tree["adapter"] |= {"rank": 2}
+    tree["folder"] = str(tmp_path / "third")
+    with pytest.raises(UserError, match=r"q_proj.lora_A' is \(4, 32\) there and \(2, 32\) here"):
+        build(from_dict(RunConfig, tree, "toy").config)
+    tree["adapter"] |= {"rank": 4, "alpha": 4}
+    tree["folder"] = str(tmp_path / "fourth")
+    with pytest.raises(UserError, match="the scale is 2 there and 1 here"):
+        build(from_dict(RunConfig, tree, "toy").config)

@@ -22,6 +22,7 @@ from smalti.config.model import ModelConfig
 from smalti.config.run import RunConfig
 from smalti.data.tokenizer.encode import load_tokenizer
 from smalti.distributed.checkpoint import card, checkpoint
+from smalti.distributed.checkpoint.export_adapter import RECORD, merged_weights, write_adapter
 from smalti.model.dtypes import DTYPES
 from smalti.model.huggingface import FAMILIES, load_folder, open_folder, save_folder
 from smalti.track.checkpoint_names import complete, step_of
@@ -29,8 +30,6 @@ from smalti.track.run import RunFolder
 
 _DTYPES = DTYPES | {"fp16": torch.float16}
 _LARGEST_ERROR = 1e-5
-RECORD = "export.json"
-"""File that names the run and step of the folder."""
 
 
 def export(
@@ -39,23 +38,27 @@ def export(
     step: int | None = None,
     output: str | Path | None = None,
     dtype: Literal["fp32", "bf16", "fp16"] = "fp32",
+    merge: bool = False,
 ) -> str:
     """Write the newest complete checkpoint (or that of ``step``) of a run to ``output``, default ``RUN/export``.
 
     Return the folder. It appears complete or not at all, and replaces an older one; before that, config and weights are
-    read back and must be equal to the bit. The model is never whole in memory. Raises UserError where the run has no
-    such checkpoint or no tokenizer, DataError where the tokenizer does not fit the model or ``output`` is no export.
+    read back and must be equal to the bit. The model is never whole in memory. Of a run that trained adapters these
+    are written, in PEFT's format, to ``RUN/adapter``; with ``merge`` the whole model. Raises UserError where the run
+    has no such checkpoint or no tokenizer, DataError where the tokenizer does not fit the model or ``output`` is no
+    export.
     """
     run = RunFolder.read(run_folder).path
     if dtype not in _DTYPES:
         raise UserError(f"dtype={dtype} is not known", allowed=", ".join(_DTYPES))
     config = load(RunConfig, str(run)).config
     source = _checkpoint(run, step)
-    if config.adapter is not None:
-        raise UserError(
-            f"the run {run} trained adapters beside the weights of {config.init_from}; they are not exported",
-            allowed="a run that trained all weights",
-        )
+    if config.adapter is None and merge:
+        raise UserError(f"--merge has no effect: the run {run} trained all weights", hint=f"smalti export {run}")
+    if config.adapter is not None and not merge:
+        adapter_folder = Path(output) if output is not None else run / "adapter"
+        write_adapter(adapter_folder, run, config, source, dtype, _DTYPES[dtype])
+        return str(adapter_folder)
     final = Path(output) if output is not None else run / "export"
     if final.exists() and not (final / "config.json").is_file():
         raise DataError(f"{final} exists and is not an exported model", hint="name another folder: --output FOLDER")
@@ -71,7 +74,9 @@ def export(
 
 
 def _write(final: Path, run: Path, config: RunConfig, source: str, eod_id: int, dtype: str) -> None:
-    weights = checkpoint.StoredModel(source)
+    weights: Mapping[str, Tensor] = checkpoint.StoredModel(source)
+    if config.adapter is not None:
+        weights = merged_weights(run, config, source)
     temporary = final.with_name(f".{final.name}.{os.getpid()}.tmp")
     try:
         shutil.copytree(run / "tokenizer", temporary)

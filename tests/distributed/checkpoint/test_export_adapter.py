@@ -1,0 +1,90 @@
+"""Export of a run that trained adapters: alone, and merged into their base."""
+
+import json
+import warnings
+from pathlib import Path
+
+import pytest
+import torch
+from tiny_runs import tiny_run
+
+from smalti.base.errors import DataError, UserError
+from smalti.config.adapter import AdapterConfig
+from smalti.config.load import dump, load
+from smalti.config.run import RunConfig
+from smalti.distributed.checkpoint import base, checkpoint
+from smalti.distributed.checkpoint.export import export, relative_error
+from smalti.model.adapters import peft
+from smalti.model.adapters.adapter import Adapter
+from smalti.model.adapters.apply import apply, is_adapter
+from smalti.model.decoder import Decoder
+from smalti.model.huggingface import load_folder
+from smalti.serve.folders import find
+
+pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+
+
+def adapter_run(root: Path, family: str = "llama") -> tuple[Path, Decoder]:
+    """A run with a checkpoint of adapters beside an exported base, and its model."""
+    export(tiny_run(root, family=family))
+    made = root / "runs/tiny"
+    adapter = AdapterConfig(rank=2, alpha=6, targets=("attention",))
+    config = load(RunConfig, str(made)).config.model_copy(
+        update={"name": "tuned", "init_from": str(made / "export"), "adapter": adapter}
+    )
+    run = root / "runs/tuned"
+    run.mkdir()
+    (run / "config.yaml").write_text(dump(config))
+    (made / "tokenizer").rename(run / "tokenizer")
+    model = load_folder(made / "export", torch.float32)
+    apply(model, adapter)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if is_adapter(name):
+                parameter.copy_(torch.randn(parameter.shape, generator=torch.Generator().manual_seed(1)) / 3)
+    tensors = {f"model.{name}": tensor for name, tensor in model.state_dict().items() if is_adapter(name)}
+    state = {"step": 4, "base": base.identity(made / "export", str(made / "export"))}
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="torch.distributed is disabled")
+        checkpoint.save(run / "checkpoints", 4, tensors, state, keep=1)
+    return run, model.eval()
+
+
+@pytest.mark.parametrize("family", ["llama", "dbrx"])
+def test_adapters_alone_and_merged(family: str, tmp_path: Path) -> None:
+    run, model = adapter_run(tmp_path, family)
+    folder = Path(export(run))
+    assert folder == run / "adapter"
+    ours = Adapter.of_tensors(model.state_dict(), load_folder(tmp_path / "runs/tiny/export").state_dict(), 3.0)
+    read = peft.load(folder, model.config)
+    assert read.scale == 3
+    assert read.pairs.keys() == ours.pairs.keys()
+    if family == "llama":  # dbrx joins query, key and value
+        assert all(
+            torch.equal(one, other) for n in read.pairs for one, other in zip(read.pairs[n], ours.pairs[n], strict=True)
+        )
+    record = json.loads((folder / "export.json").read_text())
+    assert (record["run"], record["step"], record["base"]["kind"]) == ("tuned", 4, "folder")
+
+    with pytest.raises(UserError, match="no exported model yet"):
+        find(str(run))
+    merged = load_folder(export(run, merge=True))
+    ids_BT = torch.arange(40).view(2, 20)
+    with torch.no_grad():
+        assert relative_error(merged(ids_BT).value, model(ids_BT).value) < 1e-5
+    assert find(str(run)).name == "tuned"
+
+
+def test_export_beside_another_base_or_without_adapters_is_refused(tmp_path: Path) -> None:
+    run, _ = adapter_run(tmp_path)
+    made = tmp_path / "runs/tiny"
+    with pytest.raises(UserError, match="--merge has no effect"):
+        export(made, merge=True)
+    weights = made / "export/model.safetensors"
+    data = bytearray(weights.read_bytes())
+    data[-1] ^= 1
+    weights.write_bytes(data)
+    with pytest.raises(DataError, match="trained beside other weights"):
+        export(run, merge=True)
+    with pytest.raises(DataError, match="is not an exported adapter"):
+        export(run, output=made)
