@@ -26,6 +26,7 @@ _EVERY = {
     "initializer_range",
 }
 _ROTARY = {"norm_eps", "rope_theta", "rope_scaling", "tie_word_embeddings"}
+_SCORE = {"num_labels"}
 _MOE = {
     "num_experts",
     "num_experts_per_tok",
@@ -55,13 +56,15 @@ class FamilyOptions:
 
 
 FAMILIES: dict[FamilyName, FamilyOptions] = {
-    "llama": FamilyOptions(_EVERY | _ROTARY | {"head_dim", "attention_bias", "mlp_bias"}, is_divided_by_heads=True),
-    "mistral": FamilyOptions(_EVERY | _ROTARY | {"head_dim", "sliding_window"}),
+    "llama": FamilyOptions(
+        _EVERY | _ROTARY | _SCORE | {"head_dim", "attention_bias", "mlp_bias"}, is_divided_by_heads=True
+    ),
+    "mistral": FamilyOptions(_EVERY | _ROTARY | _SCORE | {"head_dim", "sliding_window"}),
     "qwen3": FamilyOptions(
-        _EVERY | _ROTARY | {"head_dim", "attention_bias", "sliding_window", "layer_types"}, {"qk_norm": "head"}
+        _EVERY | _ROTARY | _SCORE | {"head_dim", "attention_bias", "sliding_window", "layer_types"}, {"qk_norm": "head"}
     ),
     "olmo2": FamilyOptions(
-        _EVERY | _ROTARY | {"attention_bias"},
+        _EVERY | _ROTARY | _SCORE | {"attention_bias"},
         {"qk_norm": "full", "norm_placement": "post"},
         is_divided_by_heads=True,
     ),
@@ -78,7 +81,7 @@ FAMILIES: dict[FamilyName, FamilyOptions] = {
         free_moe=_MOE | {"norm_topk_prob", "norm_topk_p"},
         is_divided_by_heads=True,
     ),
-    "mixtral": FamilyOptions(_EVERY | _ROTARY | {"head_dim", "sliding_window", "moe"}, free_moe=_MOE),
+    "mixtral": FamilyOptions(_EVERY | _ROTARY | _SCORE | {"head_dim", "sliding_window", "moe"}, free_moe=_MOE),
     "olmoe": FamilyOptions(
         _EVERY | _ROTARY | {"attention_bias", "clip_qkv", "moe"},
         {"qk_norm": "full"},
@@ -86,7 +89,7 @@ FAMILIES: dict[FamilyName, FamilyOptions] = {
         is_divided_by_heads=True,
     ),
     "qwen3_moe": FamilyOptions(
-        _EVERY | _ROTARY | {"head_dim", "attention_bias", "sliding_window", "moe"},
+        _EVERY | _ROTARY | _SCORE | {"head_dim", "attention_bias", "sliding_window", "moe"},
         {"qk_norm": "head"},
         free_moe=_MOE | {"norm_topk_prob", "intermediate_size", "mlp_only_layers"},
     ),

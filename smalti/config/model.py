@@ -174,6 +174,8 @@ class ModelConfig(Config):
     """Factor on the outputs of attention and MLP in the residual stream."""
     tie_word_embeddings: bool = False
     """Use the embedding as the output head."""
+    num_labels: Literal[1] | None = None
+    """1: a reward model, with one score of each token in place of the logits; absent: a language model."""
     initializer_range: Real = Field(0.02, gt=0)
     """Standard deviation of initial weights; divided by sqrt(2 layers) for matrices that write to the residual
     stream."""
@@ -246,6 +248,8 @@ class ModelConfig(Config):
         rotary = [name for name in ("rope_theta", "rope_scaling") if getattr(self, name) != defaults[name]]
         if rotary and self.position == "alibi":
             raise ValueError(f"{', '.join(rotary)} has no effect with position 'alibi'")
+        if self.num_labels and self.final_logit_softcapping:
+            raise ValueError("final_logit_softcapping has no effect with num_labels: a reward model has no logits")
         scaling = self.rope_scaling
         for name in ("short_factor", "long_factor"):
             values = getattr(scaling, name) if scaling else None

@@ -58,7 +58,7 @@ def recomputed_flops_per_token(
     keys = sum(_causal_spans(config, seq_len)) if causal else float(sum(_spans(config, seq_len)))
     attention = 4 * _width(config) * keys
     params = count(config)
-    blocks = 2 * (params.matmul_active - params.embedding) + attention
+    blocks = 2 * (params.matmul_active - params.output) + attention
     return {"none": 0.0, "attention": attention, "full": blocks}[recompute]
 
 

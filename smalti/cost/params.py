@@ -20,7 +20,7 @@ class Params:
     embedding: int
     """Rows x width of the input embedding."""
     head: int
-    """The output head; 0 when it is the embedding."""
+    """The output head; 0 when it is the embedding. Of a reward model the scores."""
     attention: int
     """Query, key, value and output matrices of all layers."""
     mlp: int
@@ -33,6 +33,8 @@ class Params:
     """Weights of all norms."""
     bias: int
     """Biases of all layers."""
+    output: int
+    """The matrix of the logits, or of a reward model's scores; also when it is the embedding."""
     matmul_active: int
     """Parameters that one token is multiplied with: attention, router, its experts, and the output head (also when
     tied). The embedding is a lookup, norms and biases are elementwise, so none of them is in it."""
@@ -69,7 +71,8 @@ def count(config: ModelConfig) -> Params:
     qk_norm = {None: 0, "head": 2, "full": heads + kv_heads}[config.qk_norm] * head_dim
     norm = layers * (2 * hidden + qk_norm) + hidden * (1 + config.embedding_norm)
     embedding = config.vocab_size * hidden
-    head = 0 if config.tie_word_embeddings else embedding
+    output = hidden * (config.num_labels or config.vocab_size)
+    head = 0 if config.tie_word_embeddings and not config.num_labels else output
     total = embedding + head + attention + mlp + router + norm + bias
     return Params(
         total=total,
@@ -82,5 +85,6 @@ def count(config: ModelConfig) -> Params:
         router=router,
         norm=norm,
         bias=bias,
-        matmul_active=attention + mlp_active + router + embedding,
+        output=output,
+        matmul_active=attention + mlp_active + router + output,
     )

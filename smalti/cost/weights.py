@@ -44,7 +44,9 @@ def weights(model: ModelConfig) -> list[Weight]:
     for layer in range(model.num_hidden_layers):
         result += _block(model, layer)
     result.append(Weight("norm", "norm", None, 1, hidden))
-    if not model.tie_word_embeddings:
+    if model.num_labels:
+        result.append(Weight("score", "head", None, model.num_labels, hidden))
+    elif not model.tie_word_embeddings:
         result.append(Weight("lm_head", "head", None, vocab, hidden))
     return result
 

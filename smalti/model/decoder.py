@@ -19,7 +19,7 @@ from smalti.config.model import ModelConfig
 from smalti.model.blocks.attention.choice import kernels_of
 from smalti.model.blocks.attention.module import Attention
 from smalti.model.blocks.attention.scores import Attend
-from smalti.model.blocks.embed import build_embed, build_lm_head
+from smalti.model.blocks.embed import build_embed, build_lm_head, build_score
 from smalti.model.blocks.kv_cache import Cache
 from smalti.model.blocks.mlp import MLP
 from smalti.model.blocks.moe import MoE, RouterStats, over_layers
@@ -103,7 +103,8 @@ class Block(nn.Module):
 class Decoder(nn.Module):
     """The model of a ``ModelConfig``.
 
-    Parameters: ``embed. blocks.N. norm. lm_head.`` (no ``lm_head`` if tied), and ``embedding_norm.`` if configured.
+    Parameters: ``embed. blocks.N. norm. lm_head.`` (no ``lm_head`` if tied), and ``embedding_norm.`` if configured; a
+    reward model has ``score.`` instead of ``lm_head.``, and everywhere one score in place of V logits.
     Weights are torch's defaults until ``smalti.model.init.init_weights`` or a state dict sets them. The only buffers
     (biases on the choice of experts) start at 0, so the model can be built on the meta device.
     """
@@ -118,6 +119,7 @@ class Decoder(nn.Module):
         self.blocks = nn.ModuleList(Block(config, layer) for layer in range(config.num_hidden_layers))
         self.norm = build_norm(config.norm, config.hidden_size, config.norm_eps)
         self.lm_head = build_lm_head(config)
+        self.score = build_score(config)
         self.hooks = Hooks()
 
     def forward(
@@ -193,7 +195,8 @@ class Decoder(nn.Module):
     def project_logits(self, x_BTD: Tensor, head: Head | None) -> Tensor:
         """Compute logits [B, T, V], or the result of ``head``, from the output of the last block."""
         hidden_BTD = self.norm(x_BTD)
-        weight_VD = self.embed.weight if self.lm_head is None else self.lm_head.weight
+        output = self.score or self.lm_head or self.embed
+        weight_VD = output.weight
         return self.logits(hidden_BTD, weight_VD) if head is None else head(hidden_BTD, weight_VD)
 
     def logits(self, hidden_BTD: Tensor, weight_VD: Tensor) -> Tensor:

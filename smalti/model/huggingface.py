@@ -21,7 +21,7 @@ from smalti.base.disk import writing
 from smalti.base.errors import UserError
 from smalti.config.model import ModelConfig
 from smalti.model.decoder import Decoder
-from smalti.model.huggingface_config import FAMILIES
+from smalti.model.huggingface_config import FAMILIES, identity
 from smalti.model.huggingface_weights import (
     INDEX,
     WHOLE,
@@ -216,8 +216,7 @@ def _write_and_swap(
         for name, data in companions.files.items():
             store.write_bytes(staging / name, data)
         content = {
-            "architectures": [family.architecture],
-            "model_type": family.model_type,
+            **identity(family, config),
             **family.config_to_huggingface(config),
             **companions.tokens,
             "use_cache": True,

@@ -45,9 +45,37 @@ def open_config(folder: str | Path) -> FolderConfig:
     raw = read_object(inside(path, "config.json"))
     family = _family(path, raw)
     try:
-        return FolderConfig(path, raw, family, family.config_from_huggingface(raw))
+        return FolderConfig(path, raw, family, _with_scores(raw, family, family.config_from_huggingface(raw)))
     except DataError as error:
         raise DataError(f"{path}: {error.message}", allowed=error.allowed, hint=error.hint) from error
+
+
+def classifier(family: Family) -> str:
+    """Return the name of the family's class with scores in transformers."""
+    return family.architecture.replace("ForCausalLM", "ForSequenceClassification")
+
+
+def can_score(family: Family) -> bool:
+    """Return whether the family has reward models."""
+    return any(name == family.model_type and "num_labels" in row.free for name, row in families.FAMILIES.items())
+
+
+def identity(family: Family, config: ModelConfig) -> Json:
+    """Return the keys of ``config.json`` that name the class in transformers."""
+    if not config.num_labels:
+        return {"architectures": [family.architecture], "model_type": family.model_type}
+    labels = {"id2label": {"0": "LABEL_0"}, "label2id": {"LABEL_0": 0}}
+    return {"architectures": [classifier(family)], "model_type": family.model_type, **labels}
+
+
+def _with_scores(raw: Json, family: Family, config: ModelConfig) -> ModelConfig:
+    """Return the config of a reward model where ``architectures`` names one. Raises DataError for several labels."""
+    if not can_score(family) or raw.get("architectures") != [classifier(family)]:
+        return config
+    labels = raw.get("num_labels", len(raw.get("id2label", {0: "", 1: ""})))  # transformers' default is two
+    if labels != 1:
+        raise DataError(f"config.json is of a {classifier(family)} with {labels} labels", allowed="one: a reward model")
+    return config.model_copy(update={"num_labels": 1})
 
 
 def inside(folder: Path, name: Any) -> Path:
@@ -69,8 +97,9 @@ def _family(folder: Path, raw: Json) -> Family:
     if not isinstance(kind, str) or kind not in FAMILIES:
         raise DataError(f"{folder}/config.json has model_type={kind!r}", allowed=", ".join(FAMILIES))
     family = FAMILIES[kind]
-    if classes is not None and str(classes).casefold() != str([family.architecture]).casefold():
-        raise DataError(f"{folder}/config.json has architectures={classes!r}", allowed=family.architecture)
+    allowed = [family.architecture, classifier(family)] if can_score(family) else [family.architecture]
+    if classes is not None and str(classes).casefold() not in {str([name]).casefold() for name in allowed}:
+        raise DataError(f"{folder}/config.json has architectures={classes!r}", allowed=" or ".join(allowed))
     if not _is_own_code(raw.get("auto_map"), kind):
         raise DataError(
             f"{folder}/config.json has auto_map={raw['auto_map']!r}: the model uses code from its folder, which is "

@@ -46,7 +46,7 @@ from smalti.train.optim import build_optimizer, moments
 from smalti.train.recorder import build_recorder
 from smalti.train.schedule import LearningRate
 from smalti.train.step import ForwardBackward, Loss, StatefulLoss, TrainState, one_by_one
-from smalti.train.weights import keep_tokenizer, open_weights
+from smalti.train.weights import SCORES, keep_tokenizer, open_weights
 
 MakeEvaluate = Callable[[RunConfig, Mapping[str, bytes], Mesh], Evaluate | None]
 """(config, what rank 0 has read of sources and held-out sets, mesh) -> the evaluation of held-out loss."""
@@ -258,6 +258,7 @@ def sharded(
     if own_model is None and (resumes or load is not None):
         fsdp.allocate(model, device)
     if load is not None:
+        _draw_scores(model, config)
         load()
         if not resumes:
             adapters.init(model, config)
@@ -267,6 +268,14 @@ def sharded(
         seed = config.seed
         fsdp.materialize(model, device, lambda name, shape: draw(name, shape, described, seed))
     return model
+
+
+def _draw_scores(model: nn.Module, config: JobConfig) -> None:
+    """Set the scores of a reward model, if it is one, to their initial values."""
+    for name, parameter in model.named_parameters():
+        if name == SCORES and isinstance(config, RunConfig):
+            with torch.no_grad():
+                fsdp.assign(parameter, draw(name, parameter.shape, config.model, config.seed))
 
 
 def _describe_model(config: JobConfig, layout: Layout, device: torch.device) -> dict[str, Any]:

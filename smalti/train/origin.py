@@ -30,6 +30,8 @@ _OF_TRAINING = (
 """Fields that do not affect what the weights compute (the family is a file format)."""
 _MAY_BE_ADDED = ("clip_qkv", "attn_logit_softcapping", "final_logit_softcapping")
 """Bounds that a run may give to a model that had none, to keep it stable."""
+_SCORES = "num_labels"
+"""The scores of a reward model, which begins as a language model."""
 _LONGEST = "max_position_embeddings"
 
 
@@ -71,7 +73,7 @@ def _check_model(wanted: ModelConfig, learned: ModelConfig, source: str) -> list
     ours, theirs = _computed(wanted), _computed(learned)
     changed = {key: (ours.get(key), theirs.get(key)) for key in {**theirs, **ours} if ours.get(key) != theirs.get(key)}
     added = {key: value for key, (value, before) in changed.items() if key in _MAY_BE_ADDED and before is None}
-    refused = [key for key in changed if key not in added]
+    refused = [key for key in changed if key not in added and not (key == _SCORES and changed[key][1] is None)]
     if refused:
         key = refused[0]
         mine, other = changed[key]

@@ -23,6 +23,8 @@ from smalti.model.huggingface import ModelFolder, companion_files, open_folder
 from smalti.model.json_file import read_object
 from smalti.train.origin import run_of
 
+SCORES = "score.weight"
+"""The parameter of a reward model that no language model has."""
 _TOKENIZER_CONFIG = "tokenizer_config.json"
 
 
@@ -30,7 +32,8 @@ def open_weights(source: str, model: nn.Module) -> Callable[[], None]:
     """Check ``source`` (a Hugging Face folder, a run, a checkpoint); returns the function that loads it into ``model``.
 
     A collective. ``model`` needs storage when the function is called. Only weights are loaded; names and shapes must be
-    those of the model.
+    those of the model. A reward model may begin with a language model, whose output head it does not have; its scores
+    are not changed then.
     """
     wanted = _without_adapters(pipeline.whole_shapes(model))
     if world.broadcast_from_rank0(lambda: os.path.isfile(f"{source}/config.json")):
@@ -110,6 +113,9 @@ def _without_adapters(shapes: pipeline.Shapes) -> pipeline.Shapes:
 def _check_fits(source: str, shapes: dict[str, tuple[int, ...]], model: pipeline.Shapes) -> None:
     wanted = model.parameters | model.buffers
     needed = set(model.parameters)  # a buffer may keep its initial value
+    if SCORES in needed and SCORES not in shapes:  # a reward model that begins as a language model
+        needed.remove(SCORES)
+        shapes = {name: shape for name, shape in shapes.items() if name != "lm_head.weight"}
     if any(map(is_adapter, shapes)):
         raise DataError(
             f"init_from={source} holds adapters, not a whole model",

@@ -254,6 +254,8 @@ class _Plan:
     def _split_loss(self) -> Iterator[Collective]:
         """Yield the gathers of each rank's log-partition and target logit, tile by tile (``Head.cut``)."""
         model, ranks = self.config.model, self.layout.tensor
+        if model.num_labels:  # every rank has the scores
+            return
         loss, soft_cap = self.config.train.loss, model.final_logit_softcapping is not None
         head = Head(self.cut.tokens, model.hidden_size, model.vocab_size // ranks, self.compute, soft_cap,
                     resolved_tile_bytes(loss))  # fmt: skip

@@ -223,6 +223,8 @@ def why_not_pipeline(model: ModelConfig, size: int, schedule: PipelineSchedule =
     the first rank has the last one too.
     """
     layers, stages = model.num_hidden_layers, stage_count(size, schedule)
+    if model.num_labels and size > 1:
+        return "the loss of a reward model needs it in one piece"
     if layers < stages:
         return f"{layers} layers are fewer than its {stages} pipeline stages"
     if model.tie_word_embeddings and size > 1 and schedule != "zero_bubble":

@@ -174,7 +174,8 @@ class _Step:
         tape, block = Tape(), BlockTape(self.model, 0, self.shape)
         block.last_norm(tape)
         Head(
-            self.shape.tokens, self.model.hidden_size, self.model.vocab_size / self.shape.tensor, self.c,
+            self.shape.tokens, self.model.hidden_size,
+            self.model.num_labels or self.model.vocab_size / self.shape.tensor, self.c,
             bool(self.model.final_logit_softcapping), self.rank.chunk_bytes,
         ).forward(tape)  # fmt: skip
         copied = Parts(buffers=self._last_copied(self.layers[-1]))

@@ -279,7 +279,7 @@ def _embedding(model: ModelConfig, share: Share) -> list[Work]:
 def _loss(config: RunConfig, share: Share) -> list[Work]:
     """Return the head's three products over tiles of logits, and the loss (``train/cross_entropy.py``)."""
     model, tokens, hidden = config.model, share.tokens, config.model.hidden_size
-    vocabulary = model.vocab_size / share.layout.tensor
+    vocabulary = model.num_labels or model.vocab_size / share.layout.tensor
     rows, columns = loss_tile(config, tokens, vocabulary)
     tiles = -(-tokens // rows) * -(-vocabulary // columns)
     rows, columns = min(rows, tokens), min(columns, vocabulary)

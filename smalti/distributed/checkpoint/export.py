@@ -123,22 +123,26 @@ def probe_ids(vocab_size: int, length: int) -> Tensor:
 
 
 def verify(folder: str | Path) -> float:
-    """Return the relative error of our logits against those of ``transformers`` on the same folder, fp32.
+    """Return the relative error of our logits, or scores, against those of ``transformers`` on the same folder, fp32.
 
     Raises UserError where transformers is not installed, SmaltiError where the error is 1e-5 or more.
     """
     try:
-        from transformers import AutoModelForCausalLM
+        from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
         from transformers.utils import logging
     except ImportError as error:
         raise missing_extra("transformers", "verify", "--verify", error) from error
     ours = load_folder(folder, torch.float32)
     logging.disable_progress_bar()
-    theirs = AutoModelForCausalLM.from_pretrained(str(folder), dtype=torch.float32, attn_implementation="eager").eval()
+    kind = AutoModelForSequenceClassification if ours.config.num_labels else AutoModelForCausalLM
+    theirs = kind.from_pretrained(str(folder), dtype=torch.float32, attn_implementation="eager").eval()
     logging.enable_progress_bar()
     ids_BT = probe_ids(ours.config.vocab_size, min(128, ours.config.max_position_embeddings))
     with torch.inference_mode():
-        error_frac = relative_error(ours(ids_BT).value, theirs(ids_BT).logits)
+        if ours.config.num_labels:  # without a padding token transformers scores one row at a time, at its last token
+            error_frac = relative_error(ours(ids_BT[:1]).value[:, -1], theirs(ids_BT[:1]).logits)
+        else:
+            error_frac = relative_error(ours(ids_BT).value, theirs(ids_BT).logits)
     if not error_frac < _LARGEST_ERROR:
         raise SmaltiError(f"logits of {folder} differ from transformers': relative error {error_frac:.2e}")
     return error_frac

@@ -66,7 +66,7 @@ def apply(model: nn.Module, mesh: Mesh) -> None:
         model.hooks,
         kernels_of=partial(kernels_of, part=HeadPart(ranks.local_rank, ranks.size)),
         positions_of=partial(_positions_of, model.hooks.positions_of, ranks),
-        project=_project,
+        project=_project if model.score is None else partial(_project_scores, ranks),
     )
 
 
@@ -216,7 +216,7 @@ def _positions_of(inner: Any, ranks: Ranks, slice_tokens: int, device: torch.dev
 def _apply_to_embedding_and_head(model: Decoder, axis: DeviceMesh, ranks: Ranks) -> None:
     """Shard embedding and head over the vocabulary, and gather the output of the last norm.
 
-    A pipeline stage may have one of them, or none.
+    A pipeline stage may have one of them, or none. Every rank has the scores of a reward model whole.
     """
     if model.embed is not None:
         model.embed = VocabularyParallelEmbedding(model.embed, axis, ranks)
@@ -256,3 +256,8 @@ def _project(hidden: Tensor, weight_VD: Tensor) -> Tensor:
     shard = head_shard(weight_VD)
     assert shard.ranks is not None
     return all_gather_replicated(F.linear(hidden, shard.weight), shard.ranks)
+
+
+def _project_scores(ranks: Ranks, hidden: Tensor, weight_1D: Tensor) -> Tensor:
+    """Return the scores, which all ranks compute alike; the gradients are summed over them later."""
+    return F.linear(scale_gradient(hidden, ranks), scale_gradient(weight_1D, ranks))

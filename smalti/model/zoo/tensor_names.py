@@ -69,8 +69,10 @@ def _stack(tensors: "list[Tensor]") -> "list[Tensor]":
 
 
 def outer_rules(config: ModelConfig) -> list[Rule]:
-    """Return the rules of embedding, last norm and, unless it is tied, output head."""
+    """Return the rules of embedding, last norm and, unless it is tied, output head; of a reward model the scores."""
     head = [] if config.tie_word_embeddings else [same("lm_head.weight", "lm_head.weight")]
+    if config.num_labels:
+        head = [same("score.weight", "score.weight")]
     return [same("embed.weight", "model.embed_tokens.weight"), same("norm.weight", "model.norm.weight"), *head]
 
 

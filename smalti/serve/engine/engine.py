@@ -101,6 +101,12 @@ class Engine:
         if dtype not in DTYPES:
             raise UserError(f"dtype={dtype} is not known", allowed=", ".join(DTYPES))
         model = load_folder(folder, DTYPES[dtype])
+        if model.config.num_labels:
+            raise UserError(
+                f"{folder} is a reward model, which generates no text",
+                allowed="a language model",
+                hint="the model that it was trained from",
+            )
         tokenizer = load_tokenizer(folder)
         files = ModelFolder(str(folder), None)
         begin_id, end_ids = files.special_ids()

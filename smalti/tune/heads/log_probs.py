@@ -26,6 +26,7 @@ class _Options(NamedTuple):
     soft_cap: float | None
     chunk_bytes: int
     ranks: Ranks | None
+    shape: torch.Size
 
 
 def log_probs_head(
@@ -41,14 +42,14 @@ def log_probs_head(
     def head(hidden_BTD: Tensor, weight_VD: Tensor) -> Tensor:
         shard, targets_N = head_shard(weight_VD), targets_BT.flatten()
         check_targets(targets_N, weight_VD.shape[0])
-        log_probs_N = _LogProbs.apply(
+        log_probs_BT: Tensor = _LogProbs.apply(
             hidden_BTD.flatten(0, -2),
             shard.weight,
             targets_N - shard.first,
             targets_N != IGNORE,
-            _Options(soft_cap, chunk_bytes, shard.ranks),
+            _Options(soft_cap, chunk_bytes, shard.ranks, targets_BT.shape),
         )
-        return log_probs_N.view(targets_BT.shape)
+        return log_probs_BT
 
     return head
 
@@ -60,7 +61,7 @@ class _LogProbs(torch.autograd.Function):
     def forward(
         ctx: Any, hidden_ND: Tensor, weight_VD: Tensor, targets_N: Tensor, counted_N: Tensor, options: _Options
     ) -> Tensor:
-        """Return log p [N]. ``targets_N`` are relative to the first row of ``weight_VD``."""
+        """Return log p [B, T]. ``targets_N`` are relative to the first row of ``weight_VD``."""
         partitions, picked = [], []
         for rows in tiles(hidden_ND.shape[0], weight_VD.shape[0], options.chunk_bytes):
             logits_CV, _ = capped_logits(hidden_ND[rows], weight_VD, options.soft_cap)
@@ -73,15 +74,16 @@ class _LogProbs(torch.autograd.Function):
             partition_N, picked_N = parts_W2N[:, 0].logsumexp(dim=0), parts_W2N[:, 1].sum(dim=0)
         ctx.save_for_backward(hidden_ND, weight_VD, targets_N, counted_N, partition_N)
         ctx.options = options
-        return torch.where(counted_N, picked_N - partition_N, 0.0)
+        # not a view, which FSDP warns of
+        return torch.where(counted_N.view(options.shape), (picked_N - partition_N).view(options.shape), 0.0)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad_N: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, grad_BT: Tensor) -> tuple[Tensor | None, ...]:
         """d log p / d logits = onehot - softmax; through c tanh(x / c) it is times 1 - tanh^2."""
         hidden_ND, weight_VD, targets_N, counted_N, partition_N = ctx.saved_tensors
         options = ctx.options
-        grad_N = grad_N * counted_N
+        grad_N = grad_BT.flatten() * counted_N
         grad_hidden_ND = torch.empty_like(hidden_ND)
         grad_weight_VD = torch.zeros_like(weight_VD, dtype=torch.promote_types(weight_VD.dtype, torch.float32))
         for rows in tiles(hidden_ND.shape[0], weight_VD.shape[0], options.chunk_bytes):
