@@ -231,6 +231,14 @@ def test_the_suite_runs_what_is_there(folder: Path, byte_engine: Engine) -> None
     )
 
 
+def test_benchmarks_with_longer_prompts_are_left_out_and_named(folder: Path, byte_engine: Engine) -> None:
+    config = EvalConfig(tasks=["gauntlet"], data=str(folder), limit=4, seq_len=64, cut_prompts=False)
+    report = suite.run(byte_engine, config)
+    assert "arc_easy" not in report["tasks"]
+    assert report["gauntlet"]["missing"]["arc_easy"].startswith("4 of 4 prompts have more tokens")
+    assert all(score["cut_frac"] == 0 for score in report["tasks"].values())
+
+
 def test_what_cannot_run_is_named(folder: Path) -> None:
     cases: list[tuple[str, str | None, str]] = [
         ("arc_easy", None, r"not part of Smalti(.|\n)*data=DIR"),

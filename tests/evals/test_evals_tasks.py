@@ -1,6 +1,7 @@
 """Tasks of files: rows, prompts, every kind of score, and what a bad row says."""
 
 import json
+import math
 import re
 from pathlib import Path
 
@@ -162,6 +163,43 @@ def test_options_and_continuations_are_scored_as_one_text(engine: Engine, tmp_pa
             assert value == pytest.approx(_log_likelihood(engine, ids, len(text) + 1), rel=1e-4)
         assert sample["choice"] == int(np.argmax(sample["log_likelihoods"]))
         assert sample["correct"] == (sample["choice"] == sample["gold"])
+
+
+class SpaceTokenizer(ByteTokenizer):
+    """Bytes, and a token for ' a', so that mode v0.3 puts a space before an option."""
+
+    def encode(self, text: str) -> list[int]:
+        return list(text.replace(" a", "\0").encode())
+
+
+def test_bits_per_byte_are_of_the_text_that_was_scored(tmp_path: Path) -> None:
+    rows = [{"query": "which", "choices": ["b", "ccc"], "gold": gold} for gold in (0, 1)]
+    task = TaskConfig(kind="choice", file=_write(tmp_path / "t.jsonl", rows))
+    engine = Engine(UniformModel(), SpaceTokenizer())
+    for mode, chat, n_bytes in (("v0.3", None, (2, 4)), ("fixed", None, (2, 4)), ("fixed", Chat(), (1, 3))):
+        report = suite.run(engine, EvalConfig(tasks=[task], mode=mode), str(tmp_path / f"{mode}{chat}"), chat=chat)
+        samples = map(json.loads, Path(report["folder"], "samples.jsonl").read_text().splitlines())
+        assert tuple(sample["gold_bytes"] for sample in samples) == n_bytes
+        # a uniform model has equal nats for each byte of either mode
+        assert report["tasks"]["t"]["bits_per_byte"] == pytest.approx(math.log2(257))
+
+
+def test_the_smaller_limit_counts(engine: Engine, tmp_path: Path) -> None:
+    for own, given, n in ((3, 5, 3), (5, 3, 3), (None, 2, 2), (2, None, 2)):
+        task = TaskConfig(kind="choice", file=_choices(tmp_path / "t.jsonl"), limit=own)
+        assert suite.run(engine, EvalConfig(tasks=[task], limit=given))["tasks"]["t"]["n"] == n
+
+
+def test_prompts_that_would_be_cut_may_be_refused(engine: Engine, tmp_path: Path) -> None:
+    task = TaskConfig(kind="choice", file=_choices(tmp_path / "t.jsonl"), shots=3)
+    config = EvalConfig(tasks=[task], seq_len=40, limit=3)
+    assert suite.run(engine, config)["tasks"]["t"]["cut_frac"] == 1
+    with pytest.raises(UserError, match=r"t: 3 of 3 prompts have more tokens than the longest context, 40"):
+        suite.run(engine, config.model_copy(update={"cut_prompts": False}))
+    words = _write(tmp_path / "w.jsonl", [{"context": "some words " * 9, "answer": "yes"}])
+    generated = TaskConfig(kind="generation", file=words, max_new_tokens=2)
+    with pytest.raises(UserError, match="w: 1 of 1 prompts"):
+        suite.run(engine, EvalConfig(tasks=[generated], seq_len=40, cut_prompts=False))
 
 
 def _log_likelihood(engine: Engine, ids: list[int], n_scored: int) -> float:

@@ -132,7 +132,7 @@ def test_lm_eval_gives_the_same_likelihoods_and_accuracies(model: str, tmp_path:
     for name, of_task in prompts.items():
         start = len(pairs)
         for prompt in of_task:
-            options, cut = option_windows(engine, prompt, SEQ_LEN, "fixed")
+            options, _, cut = option_windows(engine, prompt, SEQ_LEN, "fixed")
             assert not cut
             windows += options
             pairs += [

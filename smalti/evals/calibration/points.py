@@ -21,6 +21,7 @@ from smalti.cost.flops import train_flops_per_token
 from smalti.evals.gauntlet.table import BENCHMARKS, BY_NAME
 from smalti.evals.tasks.find import GAUNTLET, load_task
 from smalti.evals.tasks.generated import generators
+from smalti.evals.tasks.prompts import limit_of
 from smalti.track.report.read import RunRecord, read_run
 from smalti.track.run import resolve
 
@@ -156,7 +157,7 @@ def _settings(evals: InLoopConfig) -> dict[str, _Settings]:
 
 
 def _of_task(task: TaskConfig, evals: InLoopConfig) -> _Settings:
-    return task.shots, evals.mode, evals.limit or task.limit, task.chance
+    return task.shots, evals.mode, limit_of(task, evals), task.chance
 
 
 def _of_results(folder: Path) -> list[tuple[Variant, int, _Score]]:
@@ -188,7 +189,8 @@ def _limit(task: str, score: Mapping[str, Any], config: Mapping[str, Any]) -> in
         return config.get("max_bytes")
     if task in generators():
         return config.get("n")
-    return config.get("limit") or (score.get("task") or {}).get("limit")
+    limits = (config.get("limit"), (score.get("task") or {}).get("limit"))
+    return min((limit for limit in limits if limit is not None), default=None)
 
 
 def _interval(ends: Sequence[Any]) -> tuple[float, float] | None:

@@ -13,8 +13,8 @@ from smalti.evals.likelihood import Progress
 from smalti.evals.results import TaskResult
 from smalti.evals.tasks.accuracy import accuracy
 from smalti.evals.tasks.items import Item
-from smalti.evals.tasks.prompts import Prompt, make_prompts
-from smalti.evals.tasks.windows import TooLong, chat_ids, cut_ids, head_ids, prompt_ids
+from smalti.evals.tasks.prompts import Prompt, limit_of, make_prompts
+from smalti.evals.tasks.windows import TooLong, chat_ids, cut_ids, head_ids, prompt_ids, require_whole
 from smalti.serve.engine.engine import Engine
 from smalti.serve.engine.offline import generate
 from smalti.serve.engine.sampling import SamplingParams
@@ -93,8 +93,10 @@ def complete(
             f"an answer has up to {n_new} tokens, and the longest context is {seq_len}",
             hint="leave the task out, or evaluate with a longer seq_len",
         )
-    prompts = make_prompts(task, items, mode=config.mode, limit=config.limit or task.limit)
+    prompts = make_prompts(task, items, mode=config.mode, limit=limit_of(task, config))
     rows = [_ids(engine, prompt, seq_len - n_new, config.mode, chat) for prompt in prompts]
+    if not config.cut_prompts:
+        require_whole(sum(is_cut for _, is_cut in rows), len(rows), seq_len - n_new)
     answered = generate(engine, [ids for ids, _ in rows], SamplingParams(max_tokens=n_new, stop=stop))
     return [
         Completed(prompt, answer.text, answer.finish_reason == "length", is_cut)

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from smalti.base.rng import derive_key
+from smalti.config.eval import EvalConfig
 from smalti.config.task import Mode, TaskConfig
 from smalti.evals.tasks.items import Item
 
@@ -28,6 +29,11 @@ class Prompt:
     def text(self) -> str:
         """What the model reads before the answer; of several contexts, the right one."""
         return self.head + self.contexts[self.item.gold if len(self.contexts) > 1 else 0]
+
+
+def limit_of(task: TaskConfig, config: EvalConfig) -> int | None:
+    """Return the number of rows to ask: the smaller limit of the two; None: all."""
+    return min((limit for limit in (task.limit, config.limit) if limit is not None), default=None)
 
 
 def make_prompts(task: TaskConfig, items: Sequence[Item], *, mode: Mode, limit: int | None = None) -> list[Prompt]:

@@ -20,8 +20,8 @@ from smalti.evals.statistics.intervals import verdict
 from smalti.evals.tasks.accuracy import accuracy
 from smalti.evals.tasks.generated import generators
 from smalti.evals.tasks.items import Item
-from smalti.evals.tasks.prompts import make_prompts
-from smalti.evals.tasks.windows import Encoder, differing_windows, option_windows
+from smalti.evals.tasks.prompts import limit_of, make_prompts
+from smalti.evals.tasks.windows import Encoder, differing_windows, option_windows, require_whole
 
 Rank = Callable[[Scores, "Question"], NDArray[np.float64]]
 """Values of the options; the least is chosen."""
@@ -99,12 +99,12 @@ def file_task(
     Ties go to the first option: in ``v0.3`` that of the file, in ``fixed`` that of the item's hash.
     """
     mode = config.mode
-    prompts = make_prompts(task, items, mode=mode, limit=config.limit or task.limit)
     questions = []
-    for prompt in prompts:
-        windows, cut = option_windows(encoder, prompt, seq_len, mode, chat)
-        texts = [text for _ in prompt.contexts for text in prompt.continuations]
+    for prompt in make_prompts(task, items, mode=mode, limit=limit_of(task, config)):
+        windows, texts, cut = option_windows(encoder, prompt, seq_len, mode, chat)
         questions.append(Question(prompt.item, prompt.text, windows, texts, cut))
+    if not config.cut_prompts:
+        require_whole(sum(question.cut for question in questions), len(questions), seq_len)
     rank = partial(_ranks, task.rank_by if mode == "fixed" else "per_token")
     score_of = partial(_score_of, task, mode, items, questions)
     return RankedTask(name, questions, rank, lambda item, ranks: int(np.argmin(ranks)), score_of)

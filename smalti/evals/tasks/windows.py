@@ -34,20 +34,22 @@ class TooLong(UserError):
 
 def option_windows(
     encoder: Encoder, prompt: Prompt, seq_len: int, mode: Mode, chat: ChatFormat | None = None
-) -> tuple[list[Window], bool]:
-    """Return a window for each option, and whether one of them was cut to fit ``seq_len`` inputs.
+) -> tuple[list[Window], list[str], bool]:
+    """Return a window for each option, the text that it scores, and whether one was cut to fit ``seq_len`` inputs.
 
     With ``chat`` the prompt is the user's message, and an option is the answer, without white space before it.
     """
     before: list[int]
     ids_of = _published_ids if mode == "v0.3" else _joint_ids
-    windows = []
+    windows, texts = [], []
     cut = False
     for context in prompt.contexts:
-        for continuation in prompt.continuations:
+        for text in prompt.continuations:
+            continuation = _scored_text(encoder, text, mode, is_chat=chat is not None)
+            texts.append(continuation)
             if chat is not None:
                 before = []  # the template's tokens, once the room for them is known
-                after = list(encoder.tokenizer.encode(continuation.lstrip() or continuation))
+                after = list(encoder.tokenizer.encode(continuation))
             else:
                 before, after = ids_of(encoder, prompt.head, context, continuation)
                 before = before or [encoder.begin_id]
@@ -64,7 +66,16 @@ def option_windows(
                 cut = True
                 before = cut_ids(before, room, keep_first=mode == "fixed")
             windows.append(Window(np.array(before + after, dtype=np.int64), len(before)))
-    return windows, cut
+    return windows, texts, cut
+
+
+def require_whole(n_cut: int, n_prompts: int, seq_len: int) -> None:
+    """Raise TooLong where prompts were cut."""
+    if n_cut:
+        raise TooLong(
+            f"{n_cut} of {n_prompts} prompts have more tokens than the longest context, {seq_len}",
+            hint="cut_prompts=true scores them without their start; or evaluate with a longer seq_len",
+        )
 
 
 def prompt_ids(encoder: Encoder, prompt: Prompt, mode: Mode) -> list[int]:
@@ -104,10 +115,16 @@ def cut_ids(ids: list[int], room: int, *, keep_first: bool) -> list[int]:
     return [ids[0], *ids[len(ids) - room + 1 :]] if keep_first and room > 1 else ids[len(ids) - room :]
 
 
+def _scored_text(encoder: Encoder, continuation: str, mode: Mode, *, is_chat: bool) -> str:
+    """Return an option as it is scored, with the white space before it."""
+    if is_chat:
+        return continuation.lstrip() or continuation
+    has_space = mode == "v0.3" and len(encoder.tokenizer.encode(" a")) == 1 and not continuation.startswith(" ")
+    return " " + continuation if has_space else continuation
+
+
 def _published_ids(encoder: Encoder, head: str, context: str, continuation: str) -> tuple[list[int], list[int]]:
     encode = encoder.tokenizer.encode
-    if len(encode(" a")) == 1 and not continuation.startswith(" "):
-        continuation = " " + continuation
     return [*head_ids(encoder, head), *encode(context)], list(encode(continuation))
 
 
