@@ -44,9 +44,9 @@ def document(index: int, nats: float) -> dict[str, Any]:
     return {"index": index, "beginning": f"Document {index}", "n_bytes": 100, "n_tokens": 30, "nats": nats}
 
 
-def write_results(folder: Path, tasks: dict[str, list[dict[str, Any]]], *, suite: str = "mine", **about: Any) -> Path:
-    """Write ``evals/<suite>/<time>/`` into a folder and return that path."""
-    parts = [TaskResult(name, {}, samples) for name, samples in tasks.items()]
+def write_results(folder: Path, samples: dict[str, list[dict[str, Any]]], *, suite: str = "mine", **about: Any) -> Path:
+    """Write ``evals/<suite>/<time>/`` into a folder and return that path; ``samples``: those of each task."""
+    parts = [TaskResult(name, {}, rows) for name, rows in samples.items()]
     report = {"suite": suite, "model": folder.name, "time": "2026-01-01T00:00:00.000Z", "tasks": {}, **about}
     return Path(write(folder / "evals" / suite, report, parts))
 

@@ -153,13 +153,13 @@ def names_a_winner(draw: np.random.Generator, tasks: Sequence[Task], differ: flo
 def detectable(draw: np.random.Generator, items: Items, differ: float, correlation: float, *, sets: int) -> list[float]:
     """The smallest detectable difference that each of several comparisons prints."""
     rows = [
-        paired.of_items(*two_models(draw, items, differ, 0.0, correlation), items.clusters).detectable
+        paired.of_items(*two_models(draw, items, differ, 0.0, correlation), items.clusters).detectable()
         for _ in range(sets)
     ]
     return [row for row in rows if row is not None]
 
 
 def detects(draw: np.random.Generator, items: Items, differ: float, correlation: float, difference: float) -> bool:
-    """Whether a comparison with this true difference shows it at the 5 % level."""
+    """Whether a comparison with this true difference names the better model."""
     row = paired.of_items(*two_models(draw, items, differ, difference, correlation), items.clusters)
-    return row.p <= paired.ALPHA and row.value > 0
+    return row.verdict(row.p) == "B better"

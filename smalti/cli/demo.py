@@ -75,8 +75,8 @@ def demo(
     stage("Export: a Hugging Face folder, compared with transformers", "export", RUN, *_verify())
     stage("Evaluate: bits per byte against gzip and xz, two tasks", "eval", "run", RUN)
     if gauntlet is not None:
-        options = (f"data={gauntlet}", "limit=100", "cut_prompts=false")
-        stage("Evaluate: the Gauntlet", "eval", "run", RUN, "--suite", "gauntlet", *options)
+        suite = ("--suite", "gauntlet", f"data={gauntlet}", "limit=100", "cut_prompts=false")
+        stage("Evaluate: the Gauntlet", "eval", "run", RUN, *suite)
     for prompt in PROMPTS:
         options = ("--max-tokens", "96", "--temperature", "0.7", "--save")
         stage("Generate", "chat", RUN, "--prompt", prompt, *options)

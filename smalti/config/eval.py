@@ -25,8 +25,8 @@ class EvalConfig(Config):
     limit: Whole | None = Field(None, ge=1)
     """Ask at most this many questions of each task of a file: in ``v0.3`` the first ones, in ``fixed`` a sample."""
     cut_prompts: bool = True
-    """Ask prompts that are longer than the context without their start; false: they are an error, and a benchmark of the
-    Gauntlet that has some is left out, with the reason."""
+    """Ask prompts that are longer than the context without their start; false: they are an error, and a benchmark of
+    the Gauntlet that has some is left out, with the reason."""
     heldout: dict[str, str] = Field(default_factory=dict)
     """Name -> folder of held-out token files, or a .txt, .md or .jsonl (field ``text``) file; absent: the run's
     ``data.heldout``."""

@@ -4,6 +4,7 @@ Guarantees: both sides of a comparison have exactly the same items; with no true
 most 5 % of comparisons (``statistics.paired``).
 """
 
+import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -11,11 +12,13 @@ from typing import Any
 
 from smalti.base.errors import DataError, UserError
 from smalti.evals.gauntlet.table import BENCHMARKS, CORE
-from smalti.evals.reader.samples import Results, Sample, different, find_folder, pairs, read_results
+from smalti.evals.samples import Results, Sample, different, find_folder, pairs, read_results
 from smalti.evals.statistics import paired
 from smalti.evals.statistics.paired import Difference, Verdict
 
 CORE_AVERAGE = "core_average"
+_SETTINGS = ("seq_len", "overlap_tokens", "mode", "shots", "max_new_tokens", "sha256")
+"""Keys of a task's score; ``seq_len`` is that of held-out text, ``sha256`` the digest of the task's file."""
 
 Pair = tuple[Sample, Sample]
 """An item with the results of A and of B."""
@@ -30,11 +33,19 @@ class Row:
     difference: Difference
     p: float
     """Corrected for the number of rows."""
+    comparisons: int = 1
+    """The number of rows."""
+    higher_is_better: bool = True
 
     @property
     def verdict(self) -> Verdict:
         """The better model, where the difference exceeds the noise."""
-        return self.difference.verdict(self.p, higher_is_better=self.metric != "bits_per_byte")
+        return self.difference.verdict(self.p, higher_is_better=self.higher_is_better)
+
+    @property
+    def detectable(self) -> float | None:
+        """The smallest true difference for which a winner is named with 80 % power, if all rows were alike."""
+        return self.difference.detectable(self.comparisons)
 
     def to_json(self) -> dict[str, Any]:
         """Return JSON values."""
@@ -46,7 +57,7 @@ class Row:
             "difference": difference.value,
             "stderr": difference.stderr,
             "interval": difference.interval,
-            "smallest_detectable_difference": difference.detectable,
+            "smallest_detectable_difference": self.detectable,
             "p": difference.p,
             "p_corrected": self.p,
             "verdict": self.verdict,
@@ -100,14 +111,21 @@ def compare(a: str, b: str, *, suite: str | None = None, tasks: Sequence[str] = 
         names = ", ".join(task for task in samples[0] if task in samples[1])
         raise DataError(what, allowed=names or f"A has {', '.join(samples[0])}; B has {', '.join(samples[1])}")
     for task in shared:
-        _require_equal_windows(task, first, second)
+        _require_equal_settings(task, first, second)
     items = {task: _pairs(task, samples[0][task], samples[1][task]) for task in shared}
-    metrics = {task: "bits_per_byte" if _is_text(items[task]) else "accuracy" for task in shared}
-    differences = {task: (_of_text if _is_text(items[task]) else _of_answers)(items[task]) for task in shared}
+    texts = {task for task in shared if _is_text(items[task])}
+    differences = {task: (_of_text if task in texts else _of_answers)(items[task]) for task in shared}
     differences |= _averages(first.about.get("gauntlet"), second.about.get("gauntlet"), differences)
     corrected = paired.holm([difference.p for difference in differences.values()])
     rows = [
-        Row(name, metrics.get(name, "average above chance"), difference, p)
+        Row(
+            name,
+            _metric(items[name], _score(first, name)) if name in items else "average above chance",
+            difference,
+            p,
+            comparisons=len(differences),
+            higher_is_better=name not in texts and _score(first, name).get("higher_is_better") is not False,
+        )
         for (name, difference), p in zip(differences.items(), corrected, strict=True)
     ]
     only = [[task for task in mine if task not in other] for mine, other in (samples, samples[::-1])]
@@ -132,20 +150,39 @@ def _by_task(results: Results) -> dict[str, list[Sample]]:
     return by_task
 
 
-def _require_equal_windows(task: str, a: Results, b: Results) -> None:
-    """Raise DataError where held-out text was read in windows of another size, on which bits per byte depend."""
-    windows = []
-    for results in (a, b):
-        tasks = results.about.get("tasks")
-        score = tasks.get(task) if isinstance(tasks, dict) else None
-        windows.append({key: (score or {}).get(key) for key in ("seq_len", "overlap_tokens")})
-    if windows[0] != windows[1]:
-        raise different(task, "their windows", f"{windows[0]} and {windows[1]}")
+def _score(results: Results, task: str) -> Mapping[str, Any]:
+    tasks = results.about.get("tasks")
+    return (tasks.get(task) if isinstance(tasks, dict) else None) or {}
+
+
+def _require_equal_settings(task: str, a: Results, b: Results) -> None:
+    """Raise DataError where settings differ that a score depends on."""
+    scores = [_score(results, task) for results in (a, b)]
+    settings = [{key: score.get(key) for key in _SETTINGS} for score in scores]
+    for results, score, values in zip((a, b), scores, settings, strict=True):
+        values["a chat template"] = "chat" in score
+        definition = {key: value for key, value in (score.get("task") or {}).items() if key not in ("file", "name")}
+        values["the task"] = json.dumps(definition, sort_keys=True)
+        if any(each.get("cut_frac") for each in scores):
+            values["seq_len, with prompts that were cut"] = results.about.get("seq_len")
+    for key, value in settings[0].items():
+        if value != settings[1][key]:
+            raise different(task, key, f"{value} and {settings[1][key]}")
 
 
 def _is_text(pairs: Sequence[Pair]) -> bool:
     """Whether the samples are documents, with a likelihood in place of a grade."""
-    return all(sample.correct is None for pair in pairs for sample in pair)
+    return all(sample.correct is None and sample.score is None for pair in pairs for sample in pair)
+
+
+def _metric(pairs: Sequence[Pair], score: Mapping[str, Any]) -> str:
+    if _is_text(pairs):
+        return "bits_per_byte"
+    return str(score.get("metric", "score")) if any(x.score is not None for pair in pairs for x in pair) else "accuracy"
+
+
+def _grade(sample: Sample) -> float:
+    return float(bool(sample.correct)) if sample.score is None else sample.score
 
 
 def _of_text(pairs: Sequence[Pair]) -> Difference:
@@ -154,12 +191,12 @@ def _of_text(pairs: Sequence[Pair]) -> Difference:
 
 
 def _of_answers(pairs: Sequence[Pair]) -> Difference:
-    """Compare accuracies; those of categories have equal weights, as in the score of the task."""
+    """Compare accuracies, or other grades; those of categories have equal weights, as in the score of the task."""
     parts: dict[str, list[Pair]] = {}
     for pair in pairs:
         parts.setdefault(pair[0].category, []).append(pair)
     differences = [
-        paired.of_items([bool(x.correct) for x, _ in part], [bool(y.correct) for _, y in part], _clusters(part))
+        paired.of_items([_grade(x) for x, _ in part], [_grade(y) for _, y in part], _clusters(part))
         for part in parts.values()
     ]
     return differences[0] if len(differences) == 1 else paired.average(differences)
@@ -180,7 +217,7 @@ def _pairs(task: str, before: list[Sample], after: list[Sample]) -> list[Pair]:
                 why = f"{side} does not have it: {len(before)} and {len(after)} items"
                 raise different(task, f"item {sample.key}", why)
     for sample in (*before, *after):
-        if sample.correct is None and (sample.nats is None or sample.n_bytes is None):
+        if sample.correct is None and sample.score is None and (sample.nats is None or sample.n_bytes is None):
             raise DataError(f"{task}: item {sample.key} has neither a grade nor a likelihood, so it cannot be compared")
     return both
 

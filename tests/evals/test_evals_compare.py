@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from reading_samples import document, example, ranked, write_results
+from reading_samples import document, example, generated, ranked, write_results
 
 from smalti.base.errors import DataError, UserError
 from smalti.evals.compare import Comparison, compare
@@ -101,7 +101,15 @@ def test_the_same_results_twice(tmp_path: Path) -> None:
     [
         (lambda rows: rows[:-1], "item 9.*B does not have it: 10 and 9 items"),
         (lambda rows: [*rows[:4], rows[4] | {"prompt": "Another?"}, *rows[5:]], "item 4: its prompt is not the same"),
-        (lambda rows: [*rows[:4], rows[4] | {"gold": 2}, *rows[5:]], "item 4: its right answer or size"),
+        (lambda rows: [*rows[:4], rows[4] | {"gold": 2}, *rows[5:]], "item 4: its right answer is not the same"),
+        (
+            lambda rows: [rows[0] | {"choices": [" red", " blue", " green"]}, *rows[1:]],
+            "item 0: its options are not the same",
+        ),
+        (
+            lambda rows: [rows[0] | {"choices": [" red", " green", " pink"]}, *rows[1:]],
+            "item 0: its options are not the same",
+        ),
         (lambda rows: [{key: row[key] for key in row if key != "correct"} for row in rows], "item 0 has neither"),
     ],
 )
@@ -111,6 +119,41 @@ def test_items_that_differ(change: Any, message: str, tmp_path: Path) -> None:
     write_results(tmp_path / "b", {"sums": change(rows)})
     with pytest.raises(DataError, match=message):
         compare(str(tmp_path / "a"), str(tmp_path / "b"))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"mode": "v0.3"}, "mode: fixed and v0.3"),
+        ({"shots": 3}, "shots: 0 and 3"),
+        ({"chat": "chat_template.jinja"}, "a chat template: False and True"),
+        ({"max_new_tokens": 9}, "max_new_tokens: None and 9"),
+        ({"sha256": "b"}, "sha256: a and b"),
+        ({"task": {"file": "b", "rank_by": "sum"}}, "the task: {} and .*sum"),
+        ({"cut_frac": 0.1}, "seq_len, with prompts that were cut: 256 and 512"),
+    ],
+)
+def test_settings_that_differ(change: dict[str, Any], message: str, tmp_path: Path) -> None:
+    score = {"mode": "fixed", "shots": 0, "sha256": "a", "task": {"file": "a"}, "cut_frac": 0.0}
+    for name, seq_len, own in (("a", 256, score), ("b", 512, score), ("c", 512, score | change)):
+        write_results(tmp_path / name, {"sums": answers(10, 0.5, 1)}, tasks={"sums": own}, seq_len=seq_len)
+    a, b, c = (str(tmp_path / name) for name in "abc")
+    assert len(compare(a, b).rows) == 1
+    with pytest.raises(DataError, match=f"sums: A and B differ in {message}"):
+        compare(a, c)
+
+
+@pytest.mark.parametrize(("higher", "verdict"), [(True, "B better"), (False, "A better")])
+def test_grades_between_right_and_wrong(higher: bool, verdict: str, tmp_path: Path) -> None:
+    noise = np.random.default_rng(0).uniform(0, 0.4, 40)
+    scores = {"sums": {"metric": "f1", **({} if higher else {"higher_is_better": False})}}
+    for name, base in (("a", 0.2), ("b", 0.5)):
+        rows = [generated(i, "x", "x") | {"score": base + noise[i]} for i in range(40)]
+        rows = [{key: row[key] for key in row if key != "correct"} for row in rows]
+        write_results(tmp_path / name, {"sums": rows}, tasks=scores)
+    values = row(compare(str(tmp_path / "a"), str(tmp_path / "b")), "sums")
+    assert (values["metric"], values["verdict"]) == ("f1", verdict)
+    assert values["difference"] == pytest.approx(0.3)
 
 
 def write_windows(folder: Path, seq_len: int) -> None:
@@ -123,7 +166,7 @@ def test_what_cannot_be_compared(tmp_path: Path) -> None:
     write_windows(tmp_path / "b", 512)
     write_results(tmp_path / "c", {"sums": answers(4, 0.5, 1)}, suite="other")
     a, b, c = (str(tmp_path / name) for name in "abc")
-    with pytest.raises(DataError, match=r"their windows.*512"):
+    with pytest.raises(DataError, match="seq_len: 256 and 512"):
         compare(a, b)
     with pytest.raises(DataError, match="no task in common"):
         compare(a, c)

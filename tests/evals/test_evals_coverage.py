@@ -28,6 +28,8 @@ AVERAGES = {
     "16 tasks": [Task(independent(40 + 20 * k), 0.1 + 0.05 * k) for k in range(16)],
     "clustered tasks": [Task(equal(10, 10), 0.3, 0.25, 0.1), Task(unequal(20, 10), 0.5, 0.25, 0.2)] * 3,
 }
+SAMPLE = ("50 items", "20 clusters of 10")
+"""Shapes of which make test simulates a few hundred sets."""
 ENOUGH, ENOUGH_PAIRED = 5, 30
 """Right and wrong answers (differing answers, of a pair) that a set must have, divided by the design effect of its
 clusters. With fewer, whole numbers and empty clusters move the coverage of any interval."""
@@ -47,24 +49,29 @@ def share(cases: int, seed: int, holds: Callable[..., bool], *shape: Any) -> flo
 
 
 def test_eval_statistics_cover_means(proof, record):
-    cases, rates = proof(short=40, full=10_000), {}
+    cases, rates = proof(short=400, full=10_000), {}
+    is_sample = cases < 1000
     for name, items in ITEMS.items():
-        for accuracy in (0.02, 0.1, 0.5, 0.9):
-            for correlation in correlations(items):
+        if is_sample and name not in SAMPLE:
+            continue
+        for accuracy in (0.1, 0.5) if is_sample else (0.02, 0.1, 0.5, 0.9):
+            for correlation in correlations(items)[-1:] if is_sample else correlations(items):
                 rate = share(cases, 1, simulated.covers_mean, items, accuracy, correlation)
                 fewer = items.n * min(accuracy, 1 - accuracy) / design_effect(items, correlation)
                 rates[f"{name}, accuracy {accuracy}, correlation {correlation}"] = [rate, round(fewer, 1)]
-        if cases < 1000:
-            break  # a sample: the first shape
     record("eval_statistics", {"cases": cases, "means": rates})
     check(rates, ENOUGH, cases)
 
 
+@pytest.mark.slow
 def test_eval_statistics_cover_paired_differences(proof, record):
-    cases, rates, winners = proof(short=40, full=10_000), {}, {}
+    cases, rates, winners = proof(short=400, full=10_000), {}, {}
+    is_sample = cases < 1000
     for name, items in ITEMS.items():
-        for differ in (0.02, 0.1, 0.4):
-            for correlation in correlations(items):
+        if is_sample and name not in SAMPLE:
+            continue
+        for differ in (0.4,) if is_sample else (0.02, 0.1, 0.4):
+            for correlation in correlations(items)[-1:] if is_sample else correlations(items):
                 shape = f"{name}, {differ} differ, correlation {correlation}"
                 fewer = round(items.n * differ / design_effect(items, correlation), 1)
                 for difference in (0.0, differ / 2):
@@ -72,8 +79,6 @@ def test_eval_statistics_cover_paired_differences(proof, record):
                     rates[f"{shape}, difference {difference}"] = [rate, fewer]
                 task = [Task(items, 0.5, 0, correlation)]
                 winners[shape] = share(cases, 3, simulated.names_a_winner, task, differ)
-        if cases < 1000:
-            break
     record("eval_statistics", {"paired": rates, "winners": winners})
     check(rates, ENOUGH_PAIRED, cases)
     assert max(winners.values()) <= bound(0.05, cases)
@@ -100,7 +105,7 @@ def test_eval_statistics_cover_averages_and_documents(proof, record):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["200 items", "20 clusters of 10"])
 def test_eval_statistics_detect_the_smallest_detectable_difference(name, proof, record):
-    """A true difference of the size that is printed (its mean over sets) is shown at 5 % in 80 % of the sets."""
+    """A true difference of the size that is printed (its mean over sets) has a winner in 80 % of the sets."""
     cases, items, correlation = proof(short=40, full=10_000), ITEMS[name], correlations(ITEMS[name])[-1]
     detectable = float(np.mean(simulated.detectable(np.random.default_rng(9), items, 0.4, correlation, sets=200)))
     power = share(cases, 10, simulated.detects, items, 0.4, correlation, detectable)
@@ -109,8 +114,9 @@ def test_eval_statistics_detect_the_smallest_detectable_difference(name, proof, 
 
 
 def check(rates: dict[str, list[float]], enough: float, cases: int) -> None:
-    """Shapes with enough answers cover 93 to 97 %, the others at least 86 %."""
-    noise = 0 if cases >= 10_000 else 3 * 0.22 / cases**0.5
+    """Shapes with enough answers cover 93 to 97 %, the others at least 86 %; fewer cases, up to two standard errors of
+    that less. Seeds are fixed, so a rate is always the same."""
+    noise = 0 if cases >= 10_000 else 2 * (0.93 * 0.07 / cases) ** 0.5
     low = {
         name: rate for name, (rate, answers) in rates.items() if rate < (0.93 if answers >= enough else 0.86) - noise
     }

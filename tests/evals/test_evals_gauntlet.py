@@ -23,6 +23,7 @@ from smalti.serve.engine.offline import Completion
 
 DATA = Path(__file__).parents[3] / "shared/gauntlet"
 LIMIT = 4
+"""Rows of each file: of the first ones, and of each sub-category, prompts, shots and grades are compared."""
 SEQ_LEN = 900
 
 

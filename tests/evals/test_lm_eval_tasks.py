@@ -117,8 +117,9 @@ def test_a_choice_between_contexts() -> None:
     }
     sample = sample_of(row, "multiple_choice", 1)
     assert (sample["prompt"], sample["choices"]) == ("It was b", ["It was a", "It was b"])
+    score = score_of([sample, wrong := sample | {"metrics": {"acc": 0.0}}], [], "multiple_choice", {})
     assert (sample["continuation"], sample["choice"], sample["correct"]) == (" dog.", 1, True)
-    score = score_of([sample, sample | {"correct": False}], [], "multiple_choice")
+    assert wrong["correct"] is False
     assert (score["metric"], score["value"], score["chance"], score["n"]) == ("accuracy", 0.5, 0.5, 2)
 
 
@@ -130,14 +131,21 @@ def test_another_metric_than_accuracy_has_a_mean() -> None:
         "filtered_resps": ["[invalid]"],
         "metrics": ["f1"],
     }
-    samples = [sample_of(row | {"f1": value}, "generate_until", ["a", "b"]) for value in (0.25, 0.5, 0.75)]
-    assert [sample["score"] for sample in samples] == [0.25, 0.5, 0.75]
+    values = (0.0, 0.5, 1.0, None)  # a row without the metric does not count
+    samples = [sample_of(row | {"f1": value}, "generate_until", ["a", "b"]) for value in values]
     assert (samples[0]["answers"], samples[0]["parsed"]) == (["a", "b"], None)
     samples = [sample | {"truncated": True} for sample in samples]
-    score = score_of(samples, [], "generate_until")
+    score = score_of(samples, [], "generate_until", {})
+    assert [sample.get("score") for sample in samples] == [0.0, 0.5, 1.0, None]
+    assert not any("correct" in sample for sample in samples)
     assert (score["metric"], score["value"], score["n"]) == ("f1", 0.5, 3)
-    assert (score["truncated_frac"], score["unparsed_frac"]) == (1.0, 1.0)
     assert score["interval"][0] < 0.5 < score["interval"][1]
+    assert (score["truncated_frac"], score["unparsed_frac"]) == (1.0, 1.0)
+    zeros = [sample_of(row | {"f1": 0.0}, "generate_until", "a") | {"truncated": False} for _ in range(2)]
+    assert score_of(zeros, [], "generate_until", {})["metric"] == "f1"
+    without = [sample_of(row | {"f1": None}, "generate_until", "a") | {"truncated": False} for _ in range(2)]
+    score = score_of(without, [], "generate_until", {"bleu,none": 3.5, "bleu_stderr,none": 0.1})
+    assert (score["metric"], score["value"], score["interval"]) == ("bleu", 3.5, None)
 
 
 def test_without_lm_eval_the_command_is_named(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,8 +13,9 @@ from smalti.evals.reader import flags as flag_list
 from smalti.evals.reader.flags import append, apply_flags, line_of, new_lines, parse_flags, read_flags
 from smalti.evals.reader.order import ordered
 from smalti.evals.reader.reading import Reading, read
-from smalti.evals.reader.samples import Sample, find_folder, paired, read_results
+from smalti.evals.reader.scores import task_scores
 from smalti.evals.reader.text import harmless, sample_lines
+from smalti.evals.samples import Sample, find_folder, paired, read_results
 from smalti.evals.statistics.intervals import wilson_interval
 
 
@@ -97,7 +98,7 @@ def test_items_of_two_results_are_matched_by_id_else_by_index(tmp_path: Path) ->
     assert [sample.other is not None for sample in both.samples] == [True, True, True, False, True]
     assert all(sample.other.id == sample.id for sample in both.samples if sample.other)
     other = write_results(tmp_path / "three", {"colours": [ranked(1, 2, 0.5, gold=1)]})
-    with pytest.raises(DataError, match="colours: A and B differ in item 1: its right answer or size is not the same"):
+    with pytest.raises(DataError, match="colours: A and B differ in item 1: its right answer is not the same"):
         paired(read_results(one), read_results(other))
 
 
@@ -147,7 +148,6 @@ def test_each_flag_has_its_effect_on_the_score(reading: Reading) -> None:
 def test_the_interval_of_bits_per_byte_is_about_that_of_the_bootstrap() -> None:
     import numpy as np
 
-    from smalti.evals.reader.scores import task_scores
     from smalti.evals.statistics.intervals import bootstrap_ratio
 
     generator = np.random.default_rng(0)
@@ -160,6 +160,12 @@ def test_the_interval_of_bits_per_byte_is_about_that_of_the_bootstrap() -> None:
     spread = bootstrap_ratio(nats / np.log(2), sizes.astype(float), seed=1)
     assert spread is not None
     assert score.before.interval == pytest.approx(spread[1], abs=0.005)
+
+
+def test_grades_between_right_and_wrong_have_a_mean() -> None:
+    rows = [Sample("t", index, None, "", completion="x", score=index / 4) for index in range(5)]
+    (score,) = task_scores(rows, {})
+    assert (score.metric, score.before.value, score.before.n) == ("score", 0.5, 5)
 
 
 def test_averages_of_the_gauntlet_are_shown_before_and_after(tmp_path: Path) -> None:

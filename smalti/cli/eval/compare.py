@@ -45,9 +45,9 @@ def _text(comparison: "Comparison") -> str:
     lines = [f"{side}: {each.model} ({each.folder})" for side, each in (("A", comparison.a), ("B", comparison.b))]
     lines += ["", table(head, [_cells(row) for row in rows]), ""]
     lines += [
-        "detectable: the smallest true difference that these items show in 80 % of comparisons, each task by itself",
+        "detectable: the smallest true difference for which a model is called better in 80 % of comparisons",
         f"verdict: the better model where p is at most {LEVEL}"
-        + (f", corrected for {len(rows)} comparisons (Holm)" if len(rows) > 1 else ""),
+        + (f"; both are corrected for {len(rows)} comparisons (Holm)" if len(rows) > 1 else ""),
     ]
     for side, names in (("A", comparison.only_a), ("B", comparison.only_b)):
         if names:
@@ -66,6 +66,6 @@ def _cells(row: "Row") -> tuple[str, ...]:
         f"{difference.b:.3f}",
         f"{difference.value:+.3f}",
         "(n too small)" if interval is None else f"{interval[0]:+.3f} to {interval[1]:+.3f}",
-        "-" if difference.detectable is None else f"{difference.detectable:.3f}",
+        "-" if row.detectable is None else f"{row.detectable:.3f}",
         row.verdict,
     )

@@ -1,27 +1,26 @@
 """From the samples that lm-evaluation-harness logs to samples and scores of ours."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from smalti.evals.statistics.clusters import ratio_of_sums
-from smalti.evals.statistics.intervals import Estimate, mean
-from smalti.evals.statistics.student import quantile
+from smalti.base.errors import DataError
+from smalti.evals.statistics.intervals import Estimate, bits_per_byte, mean
 from smalti.evals.tasks.accuracy import accuracy
 from smalti.evals.tasks.heldout import compressed_bits_per_byte
 
 Json = dict[str, Any]
+_RIGHT_OR_WRONG = ("acc", "acc_norm", "acc_bytes", "acc_mutual_info", "exact_match")
 
 
 def sample_of(row: Json, kind: str, gold: Any) -> Json:
     """Return a sample of ours. ``kind`` is the task's output type, ``gold`` its right option or answers.
 
-    ``metrics`` are lm-eval's values of the item; its ``acc`` or ``exact_match`` decides ``correct``.
+    ``metrics`` are lm-eval's values of the item.
     """
     sample: Json = {"index": row["doc_id"]}
-    metrics = {name: row[name] for name in row["metrics"] if isinstance(row[name], bool | int | float)}
     if kind == "loglikelihood_rolling":
         text = row["arguments"][0][0]
         nats = -float(row["filtered_resps"][0])
@@ -30,12 +29,25 @@ def sample_of(row: Json, kind: str, gold: Any) -> Json:
         sample |= _generated(row, gold)
     else:
         sample |= _ranked(row, gold if kind == "multiple_choice" else 0)
-    for name in ("acc", "exact_match", *metrics):
-        if name in metrics:
-            value = metrics[name]
-            sample |= {"correct": bool(value)} if value in (0, 1) else {"score": float(value)}
-            break
-    return sample | {"metrics": {name: float(value) for name, value in metrics.items()}}
+    return sample | {"metrics": {name: row[name] for name in row["metrics"] if isinstance(row[name], int | float)}}
+
+
+def grade(samples: Sequence[Json]) -> str | None:
+    """Grade the samples by the task's metric and return its name; None where no sample has a number.
+
+    The metric is ``acc``, ``exact_match``, or the task's first. Where it says right or wrong of each sample, they have
+    ``correct``, else ``score``; a sample without the metric has neither.
+    """
+    names = ("acc", "exact_match", *(name for sample in samples for name in sample.get("metrics", ())))
+    metric = next((name for name in names if any(name in sample.get("metrics", ()) for sample in samples)), None)
+    measured = [sample for sample in samples if metric in sample.get("metrics", ())]
+    values = [sample["metrics"][metric] for sample in measured]
+    # An F1 of only 0 and 1 is still one, so values alone do not decide.
+    says_right = metric in _RIGHT_OR_WRONG or all(isinstance(value, bool) for value in values)
+    is_binary = says_right and all(value in (0, 1) for value in values)
+    for sample, value in zip(measured, values, strict=True):
+        sample |= {"correct": bool(value)} if is_binary else {"score": float(value)}
+    return metric
 
 
 def _ranked(row: Json, gold: Any) -> Json:
@@ -43,10 +55,13 @@ def _ranked(row: Json, gold: Any) -> Json:
     n = len(row["arguments"]) // (2 if "acc_mutual_info" in row["metrics"] else 1)
     contexts, texts = ([str(argument[part]) for argument in row["arguments"][:n]] for part in (0, 1))
     scores = [float(answer[0]) for answer in row["filtered_resps"][:n]]
-    several = len(set(contexts)) > 1
+    is_schema = len(set(contexts)) > 1
     is_index = isinstance(gold, int) and not isinstance(gold, bool) and 0 <= gold < n
-    sample: Json = {"prompt": contexts[gold if several and is_index else 0], "choices": contexts if several else texts}
-    sample |= {"continuation": texts[0]} if several else {}
+    sample: Json = {
+        "prompt": contexts[gold if is_schema and is_index else 0],
+        "choices": contexts if is_schema else texts,
+    }
+    sample |= {"continuation": texts[0]} if is_schema else {}
     sample |= {"log_likelihoods": scores, "choice": int(np.argmax(scores))} if n > 1 else {"log_likelihoods": scores}
     if is_index:
         weights = np.exp(np.array(scores) - max(scores))
@@ -68,36 +83,41 @@ def _generated(row: Json, gold: Any) -> Json:
     }
 
 
-def score_of(samples: Sequence[Json], texts: Sequence[str], kind: str) -> Json:
-    """Return the score of a task: accuracy, bits per byte, or the mean of another metric; each with its interval.
+def score_of(samples: Sequence[Json], texts: Sequence[str], kind: str, reported: Mapping[str, float]) -> Json:
+    """Grade the samples and return the score of a task: accuracy, bits per byte, or the mean of another metric.
 
-    ``texts``: the documents of a task of kind ``loglikelihood_rolling``. ``metrics`` has the mean of each of lm-eval's.
+    Each has its interval; a metric of the whole set, which no sample has, is the first that lm-eval has ``reported``,
+    without one. ``texts``: the documents of a task of kind ``loglikelihood_rolling``. ``metrics`` has the mean of each
+    of lm-eval's.
     """
     if kind == "loglikelihood_rolling":
         return _bits_per_byte(samples, [text.encode() for text in texts])
-    if all("correct" in sample for sample in samples):
-        choices = [len(sample.get("choices", ())) for sample in samples]
-        score = accuracy(samples, sum(1 / n if n > 1 else 0.0 for n in choices) / len(choices))
+    metric = grade(samples)
+    answered = [sample for sample in samples if "correct" in sample]
+    if metric is None:
+        if not reported:
+            raise DataError("lm-evaluation-harness gives no number for this task", hint="leave it out")
+        name, value = next(iter(reported.items()))
+        whole = Estimate(value, None, None, len(samples), "none: a metric of the whole set")
+        score = {"metric": name.partition(",")[0], **whole.to_score()}
+    elif answered:
+        choices = [len(sample.get("choices", ())) for sample in answered]
+        score = accuracy(answered, sum(1 / n if n > 1 else 0.0 for n in choices) / len(choices))
     else:
-        name = next(iter(samples[0]["metrics"]), "score")
-        score = {"metric": name, **mean([sample["metrics"].get(name, 0.0) for sample in samples]).to_score()}
+        score = {"metric": metric, **mean([sample["score"] for sample in samples if "score" in sample]).to_score()}
     if kind == "generate_until":
         score["truncated_frac"] = sum(sample["truncated"] for sample in samples) / len(samples)
         score["unparsed_frac"] = sum(sample["parsed"] is None for sample in samples) / len(samples)
-    names = [name for name in samples[0]["metrics"] if all(name in sample["metrics"] for sample in samples)]
-    means = {name: mean([sample["metrics"][name] for sample in samples]).to_score() for name in names}
+    names = dict.fromkeys(name for sample in samples for name in sample["metrics"])
+    means = {
+        name: mean([sample["metrics"][name] for sample in samples if name in sample["metrics"]]).to_score()
+        for name in names
+    }
     return score | {"metrics": means}
 
 
 def _bits_per_byte(samples: Sequence[Json], texts: Sequence[bytes]) -> Json:
-    bits = np.array([sample["nats"] for sample in samples]) / math.log(2)
-    sizes = np.array([sample["n_bytes"] for sample in samples], dtype=np.float64)
-    value = float(bits.sum() / sizes.sum())
-    estimate = Estimate(value, None, None, len(samples), "none: one document")
-    if np.count_nonzero(sizes) > 1:
-        ratio = ratio_of_sums(bits, sizes)
-        half = quantile(0.975, ratio.df) * math.sqrt(ratio.variance)
-        ends = (value - half, value + half)
-        estimate = Estimate(value, math.sqrt(ratio.variance), ends, len(samples), "student's t 95 %", df=ratio.df)
-    sums = {"n_bytes": int(sizes.sum()), "nats": float(sum(sample["nats"] for sample in samples))}
+    nats, n_bytes = ([sample[key] for sample in samples] for key in ("nats", "n_bytes"))
+    estimate = bits_per_byte(nats, n_bytes)
+    sums = {"n_bytes": sum(n_bytes), "nats": math.fsum(nats)}
     return {"metric": "bits_per_byte", **estimate.to_score(), **sums, **compressed_bits_per_byte(list(texts))}

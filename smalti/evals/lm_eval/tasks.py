@@ -76,8 +76,10 @@ def _run(name: str, task: Any, model: Any, manager: Any, config: EvalConfig, pro
     if kind == "generate_until":
         for sample in samples:
             sample["truncated"] = sample["prompt"] in model.truncated
-    score = score_of(samples, [str(row["arguments"][0][0]) for row in rows], kind)
     reported = {key: value for key, value in results["results"][name].items() if isinstance(value, int | float)}
+    score = score_of(samples, [str(row["arguments"][0][0]) for row in rows], kind, reported)
+    if task.higher_is_better().get(score["metric"]) is False:
+        score["higher_is_better"] = False
     about = {"version": lm_eval.__version__, "task_version": results["versions"].get(name), "reported": reported}
     return TaskResult(name, {**score, "shots": results["n-shot"].get(name), "lm_eval": about}, samples)
 

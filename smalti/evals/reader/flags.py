@@ -15,7 +15,7 @@ from typing import Any
 from smalti.base.clock import utc_text
 from smalti.base.errors import DataError, UserError
 from smalti.base.hashing import sha256_bytes
-from smalti.evals.reader.samples import Sample
+from smalti.evals.samples import Sample
 from smalti.track.line_file import LineFile
 
 FLAGS = {

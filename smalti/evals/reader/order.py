@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable
 
-from smalti.evals.reader.samples import Sample
+from smalti.evals.samples import Sample
 
 Key = Callable[[Sample], float | None]
 

@@ -12,7 +12,7 @@ from smalti.base.hashing import digest_json
 from smalti.evals.reader.flags import FLAGS, VERSION, default_path, list_version
 from smalti.evals.reader.order import disagreement, wrong_and_confident
 from smalti.evals.reader.reading import Reading
-from smalti.evals.reader.samples import Sample
+from smalti.evals.samples import Sample
 from smalti.track.report.html import document
 
 _FOLDER = Path(__file__).parent

@@ -9,8 +9,8 @@ from typing import Any
 from smalti.base.errors import UserError
 from smalti.evals.reader.flags import Applied, Line, apply_flags, default_path, line_of, list_version, read_flags
 from smalti.evals.reader.order import ordered
-from smalti.evals.reader.samples import Results, Sample, find_folder, of_task, paired, read_results
 from smalti.evals.reader.scores import TaskScores, task_scores
+from smalti.evals.samples import Results, Sample, find_folder, of_task, paired, read_results
 
 
 @dataclass(frozen=True)

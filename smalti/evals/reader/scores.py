@@ -1,17 +1,12 @@
 """The score of each task before and after the flags, with n and a 95 % interval each."""
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
-
 from smalti.evals.reader.flags import Flag
-from smalti.evals.reader.samples import Sample
-from smalti.evals.statistics.clusters import ratio_of_sums
-from smalti.evals.statistics.intervals import Estimate
-from smalti.evals.statistics.student import quantile
+from smalti.evals.samples import Sample
+from smalti.evals.statistics.intervals import Estimate, bits_per_byte, mean
 from smalti.evals.tasks.accuracy import accuracy
 
 
@@ -54,6 +49,8 @@ def _scores(task: str, samples: Sequence[Sample], flags: Mapping[str, Flag]) -> 
     before, after = _accuracy(samples, frozenset()), _accuracy(remaining, accepted)
     metric = "accuracy"
     if before is None:
+        before, after, metric = _mean_score(samples), _mean_score(remaining), "score"
+    if before is None:
         before, after, metric = _bits_per_byte(samples), _bits_per_byte(remaining), "bits_per_byte"
     if before is None:
         return None
@@ -71,20 +68,14 @@ def _accuracy(samples: Sequence[Sample], accepted: frozenset[str] | set[str]) ->
     return Estimate.from_score(accuracy(graded, chance=0.0))
 
 
-def _bits_per_byte(samples: Sequence[Sample]) -> Estimate | None:
-    """Return the bits of all documents over their bytes, with Student's t at the standard error of a ratio of sums.
+def _mean_score(samples: Sequence[Sample]) -> Estimate | None:
+    graded = [(sample.score, sample.cluster) for sample in samples if sample.score is not None]
+    return mean([score for score, _ in graded], [cluster for _, cluster in graded]) if graded else None
 
-    The bootstrap of ``smalti eval run`` gives about the same.
-    """
-    documents = [sample for sample in samples if sample.nats is not None and sample.n_bytes is not None]
-    bits = np.array([sample.nats for sample in documents], dtype=np.float64) / math.log(2)
-    sizes = np.array([sample.n_bytes for sample in documents], dtype=np.float64)
-    if not sizes.sum():
-        return None
-    if np.count_nonzero(sizes) < 2:
-        return Estimate(float(bits.sum() / sizes.sum()), None, None, len(documents), "none: one document")
-    ratio = ratio_of_sums(bits, sizes)
-    stderr = math.sqrt(ratio.variance)
-    half = quantile(0.975, ratio.df) * stderr
-    ends = (ratio.value - half, ratio.value + half)
-    return Estimate(ratio.value, stderr, ends, len(documents), "student's t 95 %", df=ratio.df)
+
+def _bits_per_byte(samples: Sequence[Sample]) -> Estimate | None:
+    """Return the bits of all documents over their bytes; the bootstrap of ``smalti eval run`` gives about the same."""
+    documents = [
+        (sample.nats, sample.n_bytes) for sample in samples if sample.nats is not None and sample.n_bytes is not None
+    ]
+    return bits_per_byte(*zip(*documents, strict=True)) if any(size for _, size in documents) else None

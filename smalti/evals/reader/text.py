@@ -5,8 +5,8 @@ import re
 from collections.abc import Iterator, Sequence
 
 from smalti.evals.reader.flags import Flag
-from smalti.evals.reader.samples import Sample
 from smalti.evals.reader.scores import TaskScores
+from smalti.evals.samples import Sample
 from smalti.evals.statistics.intervals import Estimate
 
 _CONTROLS = re.compile(

@@ -91,6 +91,19 @@ def mean(values: ArrayLike, clusters: Clusters = None) -> Estimate:
     return Estimate(ratio.value, stderr, interval, n, "wilson 95 % at the effective n", n_clusters, ratio.df)
 
 
+def bits_per_byte(nats: ArrayLike, n_bytes: ArrayLike) -> Estimate:
+    """Return the bits of documents over their bytes, with Student's t at the standard error of a ratio of sums.
+
+    One document with text alone has no error. Raises UserError where there is no text.
+    """
+    bits, sizes = _finite(nats) / math.log(2), _finite(n_bytes)
+    if not sizes.sum():
+        raise UserError("bits per byte of no text are not defined", allowed="one or more bytes")
+    if np.count_nonzero(sizes) < 2:
+        return Estimate(float(bits.sum() / sizes.sum()), None, None, len(bits), "none: one document")
+    return _student(ratio_of_sums(bits, sizes), len(bits), None)
+
+
 def wilson_interval(successes: int, n: int, z: float = Z_95) -> Interval:
     """Return the score interval of a binomial share (E. B. Wilson, JASA 22, 1927, p. 209); 95 % by default.
 

@@ -65,13 +65,15 @@ class Difference:
         t = self.value / self.stderr if self.stderr else math.inf
         return min(1.0, max(two_sided_p(t, self.df), 2.0 ** (1 - self.differing)))
 
-    @property
-    def detectable(self) -> float | None:
-        """Smallest true difference that a comparison with this n and spread shows with 80 % power at the 5 % level:
-        (t(0.975) + t(0.8)) * stderr (Miller 2024)."""
+    def detectable(self, comparisons: int = 1) -> float | None:
+        """Return the smallest true difference that a winner is named at with 80 % power, with this n and spread:
+        (t(1 - level / 2) + t(0.8)) * stderr (Miller 2024).
+
+        The level is ``LEVEL`` over the number of comparisons, the first step of Holm's correction.
+        """
         if self.stderr is None:
             return None
-        return (quantile(1 - ALPHA / 2, self.df) + quantile(POWER, self.df)) * self.stderr
+        return (quantile(1 - LEVEL / comparisons / 2, self.df) + quantile(POWER, self.df)) * self.stderr
 
     def rescaled(self, chance: float) -> "Difference":
         """Return the difference of (score - chance) / (1 - chance)."""

@@ -6,7 +6,7 @@ Reads what ``evals.results`` writes. Fields that it does not know are shown as t
 import json
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from pathlib import Path
@@ -48,6 +48,8 @@ class Sample:
     truncated: bool = False
     unparsed: bool = False
     correct: bool | None = None
+    score: float | None = None
+    """The grade of an answer that is not right or wrong, such as F1."""
     cluster: str | None = None
     category: str = ""
     nats: float | None = None
@@ -171,6 +173,15 @@ def _has_samples(folder: Path) -> bool:
     return (folder / "samples.jsonl").is_file() and (folder / "results.json").is_file()
 
 
+_PARTS: Mapping[str, Callable[[Sample], Any]] = {
+    "its prompt is": lambda sample: sample.prompt,
+    "its right answer is": lambda sample: sorted(sample.gold_answers),
+    "its options are": lambda sample: (sample.choices, sample.continuation),
+    "its size is": lambda sample: sample.n_bytes,
+}
+"""What must be equal in two results of an item."""
+
+
 def of_task(results: Results, task: str | None) -> Results:
     """Return the results with the samples of one task alone; of all for None. Raises DataError for an unknown task."""
     if task is None:
@@ -186,7 +197,7 @@ def pairs(mine: Sequence[Sample], other: Sequence[Sample]) -> list[tuple[Sample,
     """Return the items that both have, in the order of ``mine``.
 
     Items of a task are matched by id where all samples of both have one, else by index. Raises DataError where matched
-    items differ in prompt, right answer or size.
+    items differ.
     """
     unnamed = {sample.task for sample in (*mine, *other) if sample.id is None}
 
@@ -196,9 +207,9 @@ def pairs(mine: Sequence[Sample], other: Sequence[Sample]) -> list[tuple[Sample,
     by_place = {place(sample): sample for sample in other}
     both = [(sample, by_place[place(sample)]) for sample in mine if place(sample) in by_place]
     for sample, match in both:
-        if match.digest != sample.digest or match.n_bytes != sample.n_bytes:
-            part = "prompt" if match.prompt != sample.prompt else "right answer or size"
-            raise different(sample.task, f"item {sample.key}", f"its {part} is not the same")
+        part = next((part for part, value in _PARTS.items() if value(match) != value(sample)), None)
+        if part is not None:
+            raise different(sample.task, f"item {sample.key}", f"{part} not the same")
     return both
 
 
@@ -246,6 +257,7 @@ def _sample(line: Mapping[str, Any], number: int) -> Sample:
         truncated=bool(line.get("truncated")),
         unparsed="parsed" in line and line["parsed"] is None,
         correct=None if correct is None else bool(correct),
+        score=_number(line.get("score"), None),
         cluster=None if cluster is None else _text(cluster),
         category=_text(line.get("category", "")),
         nats=_number(line.get("nats"), None),
