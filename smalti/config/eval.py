@@ -100,5 +100,7 @@ def task_lines() -> dict[str, str]:
         "heldout": "bits per byte of held-out text, each source beside gzip -9 and xz -9 (lower is better)",
         "arithmetic": "23+4=27 from examples, ranked by likelihood among 10 sums (chance 0.1)",
         "brackets": "close ([{< from examples, ranked by likelihood among 6 endings (chance 1/6)",
+        "needle_TOKENS": "find one of ten facts in a text of so many tokens, by depth: needle_2048 (chance 0.1)",
+        "copy_TOKENS": "continue a passage of a text of random words, by depth: copy_1024 (chance 0.1)",
         "gauntlet": "all benchmarks of the Gauntlet whose files are in data=DIR, with category and core averages",
     }

@@ -22,6 +22,7 @@ from smalti.evals.gauntlet.averages import averages
 from smalti.evals.gauntlet.files import missing, require_folder
 from smalti.evals.likelihood import Scores
 from smalti.evals.tasks.find import GAUNTLET, FileTask, find_tasks
+from smalti.evals.tasks.generated import context_of
 from smalti.evals.tasks.items import read_items
 from smalti.evals.tasks.ranked import RankedTask, file_task, generated_task
 from smalti.evals.tasks.windows import TooLong
@@ -54,7 +55,8 @@ def suite_hook(config: RunConfig, mesh: Mesh | None = None) -> Evaluate | None:
         )
     tokenizer = load_tokenizer(config.data.tokenizer)
     seq_len = evals.seq_len or config.data.seq_len
-    tasks, reasons = _tasks(evals, _Encoder(tokenizer, tokenizer.eod_id), seq_len)
+    longest = config.model.max_position_embeddings
+    tasks, reasons = _tasks(evals, _Encoder(tokenizer, tokenizer.eod_id), seq_len, longest)
     windows = [window for task in tasks for window in task.windows]
     place = mesh_scores.place_of(config.train.parallel, mesh)
     group = "eval_gauntlet" if evals.suite == GAUNTLET else evals.suite
@@ -74,14 +76,16 @@ def suite_hook(config: RunConfig, mesh: Mesh | None = None) -> Evaluate | None:
     return evaluate
 
 
-def _tasks(evals: InLoopConfig, encoder: _Encoder, seq_len: int) -> tuple[list[RankedTask], dict[str, str]]:
+def _tasks(
+    evals: InLoopConfig, encoder: _Encoder, seq_len: int, longest: int
+) -> tuple[list[RankedTask], dict[str, str]]:
     """Return the tasks, and the benchmarks of the Gauntlet that do not run, each with the reason."""
     reasons = missing(require_folder(evals.data)) if GAUNTLET in evals.tasks else {}
     tasks = []
     for task in find_tasks(evals):
         if isinstance(task, str):
             if task != "heldout":
-                tasks.append(generated_task(task, encoder, evals, seq_len))
+                tasks.append(generated_task(task, encoder, evals, context_of(task, seq_len, longest)))
         elif task.config.kind in ("generation", "ifeval"):
             reasons[task.name] = "needs generation: smalti eval run"
         else:

@@ -23,6 +23,8 @@ from smalti.model.blocks.kv_cache import Place, Read
 from smalti.model.decoder import Decoder, Hooks
 
 Ids = NDArray[np.int64]
+_WIDEST_BRANCHED = 8192
+"""Longest row of windows that differ: its mask has as many numbers as the square of the length (268 MB in fp32)."""
 
 
 class HasIds(Protocol):
@@ -83,6 +85,7 @@ def _add(row: Row, first_ids: Ids, number: int, ids: Ids, branches: bool) -> boo
     shared = int(differs[0]) if len(differs) else most
     longest = max(row.longest, n_inputs)
     width = row.width + n_inputs - shared + (row.n_shared - shared) * (len(row.numbers) - 1)
+    branches = branches and width <= _WIDEST_BRANCHED
     if 2 * shared < longest or width > 2 * longest or (not branches and width > shared):
         return False
     row.n_shared, row.width, row.longest = shared, width, longest

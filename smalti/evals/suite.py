@@ -22,6 +22,7 @@ from smalti.evals.lm_eval import tasks as lm_eval_tasks
 from smalti.evals.results import TaskResult
 from smalti.evals.tasks import generation, heldout, instructions, ranked
 from smalti.evals.tasks.find import GAUNTLET, LM_EVAL, FileTask, find_tasks
+from smalti.evals.tasks.generated import context_of
 from smalti.evals.tasks.items import read_items
 from smalti.evals.tasks.text_files import is_text_file
 from smalti.evals.tasks.windows import TooLong
@@ -156,7 +157,8 @@ def _parts(engine: Engine, config: EvalConfig, seq_len: int, try_bf16: bool, cha
             run_task, about = _file_part(task, engine, config, seq_len, chat)
             add(task.name, run_task, **about)
         elif task != "heldout":
-            make = partial(ranked.generated_task, task, engine, config, seq_len)
+            context = context_of(task, seq_len, engine.limit_tokens)
+            make = partial(ranked.generated_task, task, engine, config, context)
             add(task, partial(_score, make, engine, config))
         else:
             for source, folder in config.heldout.items():

@@ -172,6 +172,7 @@ def _print(results: dict[str, Any]) -> None:
     ]
     print(f"{results['model']}: suite {results['suite']}\n")
     print(table(("task", "measure", "value", "95 % interval", "n", "baseline"), rows))
+    _print_depths(results["tasks"])
     if "gauntlet" in results:
         _print_gauntlet(results["gauntlet"])
     kept = sum(bool(score.get("cached")) for score in results["tasks"].values())
@@ -179,6 +180,20 @@ def _print(results: dict[str, Any]) -> None:
         print(f"\n{kept} of {len(rows)} results are of an earlier evaluation; --no-cached computes them again")
     if "folder" in results:
         print(f"\nread the samples: smalti eval read {shlex.quote(results['folder'])}")
+
+
+def _print_depths(tasks: dict[str, dict[str, Any]]) -> None:
+    """Print the accuracy by depth of tasks with a length in their name."""
+    sized = {
+        name: score["categories"] for name, score in tasks.items() if "n_tokens" in score and "categories" in score
+    }
+    if sized:
+        depths = sorted({depth for parts in sized.values() for depth in parts})
+        rows = [
+            (name, *(f"{parts[depth]['accuracy']:.3f}" if depth in parts else "-" for depth in depths))
+            for name, parts in sized.items()
+        ]
+        print(f"\nAccuracy by depth, 0 is the beginning of the text\n\n{table(('task', *depths), rows)}")
 
 
 def _print_gauntlet(gauntlet: dict[str, Any]) -> None:

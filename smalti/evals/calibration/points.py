@@ -20,7 +20,7 @@ from smalti.config.task import TaskConfig
 from smalti.cost.flops import train_flops_per_token
 from smalti.evals.gauntlet.table import BENCHMARKS, BY_NAME
 from smalti.evals.tasks.find import GAUNTLET, load_task
-from smalti.evals.tasks.generated import generators
+from smalti.evals.tasks.generated import generator
 from smalti.evals.tasks.prompts import limit_of
 from smalti.track.report.read import RunRecord, read_run
 from smalti.track.run import resolve
@@ -146,8 +146,8 @@ def _settings(evals: InLoopConfig) -> dict[str, _Settings]:
             settings |= {each.name: (each.shots, evals.mode, evals.limit, each.chance) for each in BENCHMARKS}
         elif isinstance(entry, TaskConfig):
             settings[entry.name or Path(entry.file).name.split(".")[0]] = _of_task(entry, evals)
-        elif entry in generators():
-            settings[entry] = (evals.shots, None, evals.n, generators()[entry][1])
+        elif (made := generator(entry)) is not None:
+            settings[entry] = (evals.shots if made.n_tokens is None else None, None, evals.n, made.chance)
         elif entry in BY_NAME:
             settings[entry] = (BY_NAME[entry].shots, evals.mode, evals.limit, BY_NAME[entry].chance)
         elif Path(entry).is_file():
@@ -187,7 +187,7 @@ def _of_results(folder: Path) -> list[tuple[Variant, int, _Score]]:
 def _limit(task: str, score: Mapping[str, Any], config: Mapping[str, Any]) -> int | None:
     if score.get("metric") == "bits_per_byte":
         return config.get("max_bytes")
-    if task in generators():
+    if generator(task) is not None:
         return config.get("n")
     limits = (config.get("limit"), (score.get("task") or {}).get("limit"))
     return min((limit for limit in limits if limit is not None), default=None)

@@ -7,8 +7,13 @@ share. The newline ends the answer, so a longer one is not favoured. Item i depe
 
 import random
 from collections.abc import Callable
+from functools import partial
+from typing import NamedTuple
 
+from smalti.base.errors import UserError
 from smalti.base.rng import derive_key
+from smalti.config.eval import EvalConfig
+from smalti.evals.tasks import needles
 from smalti.evals.tasks.items import Item
 
 _PAIRS = {"(": ")", "[": "]", "{": "}", "<": ">"}
@@ -67,6 +72,45 @@ def _opening(draw: random.Random) -> str:
     return "".join(draw.choice("([{<") for _ in range(_DEPTH))
 
 
-def generators() -> dict[str, tuple[Callable[..., Item], float]]:
-    """Return task name -> (item generator, chance)."""
-    return {"arithmetic": (arithmetic, 1 / _SUMS), "brackets": (brackets, 1 / _ENDINGS)}
+class Generator(NamedTuple):
+    """What makes the items of a task, and their chance."""
+
+    make: Callable[[int, EvalConfig, needles.Count], Item]
+    """(index, settings, number of tokens of a text) -> item."""
+    chance: float
+    n_tokens: int | None = None
+    """Tokens of an item with its answer, of a task with a length in its name."""
+
+
+def generator(name: str) -> Generator | None:
+    """Return the generator of a task; None where its items are not generated."""
+    if name in _WITH_SHOTS:
+        make, chance = _WITH_SHOTS[name]
+        return Generator(lambda index, config, count: make(index, shots=config.shots, seed=config.seed), chance)
+    sized = needles.sized(name)
+    if sized is None:
+        return None
+    kind, n_tokens = sized
+    make_sized = partial(needles.KINDS[kind], n_tokens=n_tokens)
+    return Generator(
+        lambda index, config, count: make_sized(index, seed=config.seed, count=count), needles.CHANCE, n_tokens
+    )
+
+
+def context_of(name: str, seq_len: int, longest: int) -> int:
+    """Return the context of a task: the length in its name, or ``seq_len``. Raises UserError beyond ``longest``."""
+    made = generator(name)
+    n_tokens = None if made is None else made.n_tokens
+    if n_tokens is not None and n_tokens > longest:
+        raise UserError(
+            f"the task '{name}' needs a context of {n_tokens:,} tokens, and the model's longest is {longest:,}",
+            allowed=f"a length of at most {longest}",
+            hint=f"{name.partition('_')[0]}_{longest}; or extend the model: docs/guides/long-context.md",
+        )
+    return n_tokens or seq_len
+
+
+_WITH_SHOTS: dict[str, tuple[Callable[..., Item], float]] = {
+    "arithmetic": (arithmetic, 1 / _SUMS),
+    "brackets": (brackets, 1 / _ENDINGS),
+}

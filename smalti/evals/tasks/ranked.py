@@ -18,7 +18,7 @@ from smalti.evals.likelihood import Scores, Window
 from smalti.evals.results import TaskResult
 from smalti.evals.statistics.intervals import verdict
 from smalti.evals.tasks.accuracy import accuracy
-from smalti.evals.tasks.generated import generators
+from smalti.evals.tasks.generated import generator
 from smalti.evals.tasks.items import Item
 from smalti.evals.tasks.prompts import limit_of, make_prompts
 from smalti.evals.tasks.windows import Encoder, differing_windows, option_windows, require_whole
@@ -70,8 +70,9 @@ def generated_task(name: str, encoder: Encoder, config: EvalConfig, seq_len: int
     ``gold_probability`` is the mean probability of the right candidate, with those of an item scaled to sum to 1; it
     changes before the accuracy does. Ties of likelihood are broken by the seed.
     """
-    make, chance = generators()[name]
-    items = [make(index, shots=config.shots, seed=config.seed) for index in range(config.n)]
+    made = generator(name)
+    assert made is not None, f"{name} is not generated"
+    items = [made.make(index, config, lambda text: len(encoder.tokenizer.encode(text))) for index in range(config.n)]
     questions = [Question(item, item.prompt, differing_windows(encoder, item, seq_len), item.choices) for item in items]
 
     def choose(item: Item, ranks: NDArray[np.float64]) -> int:
@@ -79,7 +80,8 @@ def generated_task(name: str, encoder: Encoder, config: EvalConfig, seq_len: int
         return int(best[derive_key("tie", config.seed, item.index) % len(best)])
 
     def score_of(samples: list[dict[str, Any]]) -> dict[str, Any]:
-        return {**accuracy(samples, chance), "shots": config.shots}
+        size = {"shots": config.shots} if made.n_tokens is None else {"n_tokens": made.n_tokens}
+        return {**accuracy(samples, made.chance), **size}
 
     return RankedTask(name, questions, partial(_ranks, "sum"), choose, score_of)
 
