@@ -15,6 +15,7 @@ from typing import Any, Generic, TypeVar, get_args, get_origin
 from pydantic import BaseModel, ValidationError
 
 from smalti.base.errors import UserError
+from smalti.config import context
 from smalti.config.depth import rate_of_batch
 from smalti.config.find import DEPTH_PRESETS, find_preset, find_recipe, preset_names
 from smalti.config.model import ModelConfig
@@ -51,7 +52,8 @@ def load(
 ) -> Loaded[C]:
     """Load a recipe (file, run folder, or name in the package). Raises one UserError with all problems.
 
-    origin_model: function that returns the model of an origin ``init_from``, for a recipe without a section ``model``.
+    origin_model: function that returns the model of an origin ``init_from``, for a recipe whose section ``model`` is
+    absent or lacks required fields.
     """
     source = find_recipe(name_or_path, fields=config_class.model_fields)
     tree = _mapping(parse(source.text, source.label))
@@ -61,7 +63,7 @@ def load(
             _merge(tree, ("folder",), source.run, {("folder",): "where the run is"})
     tree = _with_base(config_class, tree, source.path)
     if origin_model is not None:
-        _take_model(tree, overrides, origin_model)
+        tree = _with_origin(tree, overrides, origin_model)
     tree = _resolved(config_class, tree, overrides)
     return Loaded(*_validate(config_class, tree, source.label), source.path)
 
@@ -107,21 +109,32 @@ def _validate(config_class: type[C], tree: Tree, label: str) -> tuple[C, dict[st
     return config, {key: written.get(key, DEFAULT) for key in flatten(config.model_dump(mode="json"))}
 
 
-def _take_model(tree: Tree, overrides: Sequence[str], origin_model: Callable[[str], ModelConfig]) -> None:
-    """Fill a missing section ``model`` from ``init_from``; overrides of its fields apply as to any other."""
-    from_command_line = Tree({})
-    section = ("model",)
+def _with_origin(tree: Tree, overrides: Sequence[str], origin_model: Callable[[str], ModelConfig]) -> Tree:
+    """Return the tree over the model of ``init_from``, if its section ``model`` lacks required fields."""
+    typed, section = Tree({}), ("model",)
     for override in overrides:
-        _apply_override(from_command_line, override)
-    source = from_command_line.value.get("init_from", tree.value.get("init_from"))
-    if isinstance(source, str) and not tree.value.get("model") and not _names_preset(from_command_line, section):
-        try:
-            value = origin_model(source).model_dump(mode="json")
-        except UserError as error:
-            hint = f"{error.hint or 'name a model'}; or write the section ('smalti config model MODEL' prints one)"
-            what = f"there is no section 'model:' to take from init_from: {error.message}"
-            raise type(error)(what, allowed=error.allowed, hint=hint) from error
-        _merge(tree, section, value, {(*section, *path): f"init_from: {source}" for path in paths_of(value)})
+        _apply_override(typed, override)
+    source = typed.value.get("init_from", tree.value.get("init_from"))
+    sections = [_get(each.value, section) or {} for each in (tree, typed)]
+    if not isinstance(source, str) or not all(isinstance(each, dict) for each in sections):
+        return tree
+    stated = {**sections[0], **sections[1]}
+    if "preset" in stated or stated.keys() >= set(context.REQUIRED):
+        return tree
+    scalings = [each.get("rope_scaling") or {} for each in sections]
+    if all(isinstance(each, dict) for each in scalings) and any(scalings):
+        stated["rope_scaling"] = {**scalings[0], **scalings[1]}
+    try:
+        value = context.below(stated, origin_model(source))
+    except UserError as error:
+        hint = f"{error.hint or 'name a model'}; or write the section ('smalti config model MODEL' prints one)"
+        lacks = "the section 'model:' is not complete, and the rest is" if stated else "there is no section 'model:'"
+        what = f"{lacks} to take from init_from: {error.message}"
+        raise type(error)(what, allowed=error.allowed, hint=hint) from error
+    under = Tree({}, {(*section, *path): f"init_from: {source}" for path in paths_of(value)})
+    _set(under, section, value)
+    _merge(under, (), tree.value, tree.origins)
+    return under
 
 
 def _mapping(tree: Tree) -> Tree:

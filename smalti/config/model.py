@@ -88,7 +88,7 @@ class RopeScalingConfig(Config):
 
     @model_validator(mode="after")
     def _keys_belong_to_the_rule(self) -> Self:
-        required, optional = _ROPE_KEYS[self.rope_type]
+        required, optional = ROPE_KEYS[self.rope_type]
         present = {name for name in type(self).model_fields if getattr(self, name) is not None} - {"rope_type"}
         if missing := sorted(required - present):
             raise ValueError(f"rope_type '{self.rope_type}' needs {', '.join(missing)}")
@@ -97,7 +97,7 @@ class RopeScalingConfig(Config):
         return self
 
 
-_ROPE_KEYS: dict[str, tuple[set[str], set[str]]] = {
+ROPE_KEYS: dict[str, tuple[set[str], set[str]]] = {
     "linear": ({"factor"}, set()),
     "dynamic": ({"factor"}, set()),
     "yarn": (

@@ -27,7 +27,8 @@ class JobConfig(Config):
     folder: LocalFolder | None = placement(None)
     """The run folder; absent: ``runs/<name>``. Ignored in the config of a run folder, which may be moved."""
     init_from: str | None = None
-    """Run, checkpoint or Hugging Face folder whose weights (only) the run starts from; the model must be the same."""
+    """Run, checkpoint or Hugging Face folder whose weights (only) the run starts from. The model must be the same, but
+    for its context: ``rope_theta``, ``rope_scaling``, windows and the longest sequence may be stated otherwise."""
     train: TrainConfig
     """Length, batch, optimizer and placement of the training."""
     track: TrackConfig = TrackConfig()

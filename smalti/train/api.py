@@ -68,8 +68,8 @@ def build(
     rank 0. loss: ``(model, microbatch) -> (sum, weight, metrics)``. batches: has ``batch(step)``, ``state(step)`` and
     ``check(state, step)``. evaluate: ``(model, step) -> metrics``. evaluation: builds ``evaluate``, as
     ``smalti.evals.in_loop.heldout_hook`` does. tasks: builds the evaluation of ``evals``, as
-    ``smalti.evals.in_loop_suite.suite_hook`` does. origins: origin of each config value, for the provenance. fork: as
-    ``--fork``.
+    ``smalti.evals.in_loop_suite.suite_hook`` does. origins: origin of each config value, for the provenance and the
+    check of ``init_from``. fork: as ``--fork``.
     """
     config = _with_ranks_of_world(config)
     _check_evaluations(config, evaluate, evaluation, tasks)

@@ -163,7 +163,7 @@ def build(
             batches = _token_batches(config, indexes, folder, mesh, device, resolved["microbatch_tokens"])
     assert batches is not None and loss is not None
     path = resume.find_checkpoint(folder, events)
-    base = _check_origin(config, path, own_model=model is not None)
+    base = _check_origin(config, path, origins, own_model=model is not None)
     model = sharded(config, model, mesh, device, resumes=path is not None)
     state = state_of(config, model, loss, mesh, device)
     saved = resume.load_checkpoint(path, state, tensors_of(state), batches, events)
@@ -329,11 +329,13 @@ def _forward_backward(
     return pipelines.PipelineForwardBackward(schedule)
 
 
-def _check_origin(config: JobConfig, path: str | None, *, own_model: bool) -> dict[str, str] | None:
+def _check_origin(
+    config: JobConfig, path: str | None, origins: Mapping[str, str] | None, *, own_model: bool
+) -> dict[str, str] | None:
     """Check ``init_from`` of a run that begins, and the base of adapters; returns the latter."""
     if path is None and not own_model:
         assert isinstance(config, RunConfig)
-        for line in worlds.broadcast_from_rank0(lambda: origin.check(config)):
+        for line in worlds.broadcast_from_rank0(lambda: origin.check(config, origins)):
             log.get("train").warning("%s", line)
     return adapters.check_base(config, path)
 

@@ -4,11 +4,13 @@ Weights are loaded only into the model, and for the tokenizer, that they were tr
 Reads configs and ``tokenizer.json``, no weights.
 """
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from smalti.base import store
 from smalti.base.errors import DataError, UserError
+from smalti.config import context
 from smalti.config.load import from_dict
 from smalti.config.model import ModelConfig
 from smalti.config.run import RunConfig
@@ -33,6 +35,8 @@ _MAY_BE_ADDED = ("clip_qkv", "attn_logit_softcapping", "final_logit_softcapping"
 _SCORES = "num_labels"
 """The scores of a reward model, which begins as a language model."""
 _LONGEST = "max_position_embeddings"
+_UNSTATED = ("default", "preset ")
+"""Beginnings of the origins of values that the recipe does not state."""
 
 
 def model_of(source: str | Path) -> ModelConfig:
@@ -51,13 +55,26 @@ def model_of(source: str | Path) -> ModelConfig:
     return from_dict(ModelConfig, section, f"{run}/config.yaml").config
 
 
-def check(config: RunConfig) -> list[str]:
+def check(config: RunConfig, origins: Mapping[str, str] | None = None) -> list[str]:
     """Raise UserError if the run's model or tokenizer is not that of ``init_from``; returns warnings for allowed
-    differences, a line each."""
+    differences, a line each.
+
+    Fields of the context (rotary frequencies, windows) may differ where the recipe states them. ``origins`` of the
+    values are those of ``Loaded``; absent, the fields that the config was built with count as stated.
+    """
     if config.init_from is None:
         return []
-    lines = _check_model(config.model, model_of(config.init_from), config.init_from)
+    learned = model_of(config.init_from)
+    lines = _check_model(config.model, learned, config.init_from, _stated(config.model, origins))
+    longer = context.warning(config.model, learned, max(seq_len for _, seq_len in config.seq_len_parts))
+    lines += [] if longer is None else [f"{longer} the weights of {config.init_from}"]
     return lines + _check_tokenizer(config.data.tokenizer, config.init_from)
+
+
+def context_line(config: RunConfig) -> str | None:
+    """Return how the context differs from that of ``init_from``: ``512 -> 2,048 by yarn, factor 4``; None: it does
+    not."""
+    return None if config.init_from is None else context.change_line(config.model, model_of(config.init_from))
 
 
 def run_of(path: Path) -> Path | None:
@@ -69,18 +86,33 @@ def run_of(path: Path) -> Path | None:
 # ---- model ----------------------------------------------------------------------------------------------------------
 
 
-def _check_model(wanted: ModelConfig, learned: ModelConfig, source: str) -> list[str]:
+def _stated(model: ModelConfig, origins: Mapping[str, str] | None) -> set[str]:
+    """Return the fields of the model's context that the recipe states."""
+    if origins is None:
+        return set(context.OF_CONTEXT) & model.model_fields_set
+    keys = {key.split(".")[1] for key, origin in origins.items()
+            if key.startswith("model.") and not origin.startswith(_UNSTATED)}  # fmt: skip
+    return set(context.OF_CONTEXT) & keys
+
+
+def _check_model(wanted: ModelConfig, learned: ModelConfig, source: str, stated: set[str]) -> list[str]:
     ours, theirs = _computed(wanted), _computed(learned)
     changed = {key: (ours.get(key), theirs.get(key)) for key in {**theirs, **ours} if ours.get(key) != theirs.get(key)}
     added = {key: value for key, (value, before) in changed.items() if key in _MAY_BE_ADDED and before is None}
-    refused = [key for key in changed if key not in added and not (key == _SCORES and changed[key][1] is None)]
+    if "layer_types" in stated:
+        stated = stated | {"sliding_window"}  # which _computed resolves by layer
+    if changed.get(_SCORES, (None, 0))[1] is None:
+        stated = stated | {_SCORES}
+    refused = [key for key in changed if key not in added and key.split(".")[0] not in stated]
     if refused:
         key = refused[0]
         mine, other = changed[key]
+        may_be_stated = key.split(".")[0] in context.OF_CONTEXT
         raise UserError(
             f"model.{key} is {_text(mine)}; in init_from={source} it is {_text(other)}"
             + (f" ({len(refused) - 1} more differ: {', '.join(refused[1:5])})" if refused[1:] else ""),
-            allowed="the model section that the weights were trained with",
+            allowed="the model section that the weights were trained with"
+            + (", or another value that the recipe states itself" if may_be_stated else ""),
             hint=f"smalti config model {source} prints it",
         )
     _check_biases(wanted, learned, source)
@@ -89,9 +121,6 @@ def _check_model(wanted: ModelConfig, learned: ModelConfig, source: str) -> list
         lines.append(
             f"one expert a token with weight 1, as in {source}: the router gets gradients from its balance losses alone"
         )
-    longest, learned_longest = wanted.max_position_embeddings, learned.max_position_embeddings
-    if longest > learned_longest:
-        lines.append(f"model.{_LONGEST}={longest} is more than the {learned_longest} of the weights of {source}")
     return lines
 
 

@@ -6,10 +6,15 @@ import pytest
 
 from smalti.cli.main import run
 from smalti.config.find import preset_names, recipe_names
+from smalti.config.load import load
+from smalti.config.run import RunConfig
 
 
 @pytest.mark.parametrize("name", recipe_names())
-def test_every_name_that_is_listed_can_be_shown(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_name_that_is_listed_can_be_shown(
+    name: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("smalti.train.origin.model_of", lambda source: load(RunConfig, "demo").config.model)
     assert run(["config", "show", name]) == 0
     assert f"{name}.yaml:" in capsys.readouterr().out
 

@@ -308,7 +308,7 @@ def test_a_folder_without_config_has_the_hint_of_attempts_only_where_it_has_logs
     assert "logs/attempt-N" not in refused(str(tmp_path / "half"))
     (tmp_path / "half/logs").mkdir()
     assert "logs/attempt-N" in refused(str(tmp_path / "half"))
-    of_runs = "one of: dbrx-132b, demo, demo-continue, demo-dense, demo-moe\n"  # not those of data
+    of_runs = "one of: dbrx-132b, demo, demo-continue, demo-dense, demo-moe, storywriter\n"  # not those of data
     assert of_runs in refused("nosuch")
     (tmp_path / "b.yaml").write_bytes(b"\xff\xfe\x00")
     assert "not UTF-8" in refused(str(tmp_path / "b.yaml"))
@@ -364,8 +364,32 @@ def test_every_recipe_of_a_run_loads():
     for name in find.recipe_names():
         keys = yaml.safe_load(find.find_recipe(name).text)
         if "train" in keys or "base" in keys:
-            loaded.append(load(RunConfig, name).config.name)
-    assert loaded == ["dbrx-132b", "demo", "demo-continue", "demo-dense", "demo-moe"]
+            loaded.append(load(RunConfig, name, origin_model=demo_model).config.name)
+    assert loaded == ["dbrx-132b", "demo", "demo-continue", "demo-dense", "demo-moe", "storywriter"]
+
+
+def demo_model(source):
+    """The model of ``smalti demo``, which recipes start from."""
+    assert source == "runs/demo/export"
+    return load(RunConfig, "demo").config.model
+
+
+def test_storywriter_takes_any_model_by_its_name():
+    loaded = load(RunConfig, "storywriter", origin_model=demo_model)
+    assert loaded.config.model.max_position_embeddings == 1024
+    assert loaded.config.model.rope_scaling.original_max_position_embeddings == 256
+    assert loaded.origins["model.hidden_size"] == "init_from: runs/demo/export"
+
+    llama = from_dict(ModelConfig, {"preset": "llama-2-7b"}).config
+    long = ["init_from=llama", "data.seq_len=4096", "data.stages.0.seq_len=8192", "data.stages.1.seq_len=16384",
+            "train.global_batch_tokens=16384"]  # fmt: skip
+    model = load(RunConfig, "storywriter", long, origin_model=lambda source: llama).config.model
+    assert (model.max_position_embeddings, model.rope_scaling.original_max_position_embeddings) == (16384, 4096)
+
+    mpt = from_dict(ModelConfig, {"preset": "mpt-7b"}).config
+    of_mpt = ["init_from=mpt", "model.rope_scaling=null", "model.max_position_embeddings=65536"]
+    model = load(RunConfig, "storywriter", of_mpt, origin_model=lambda source: mpt).config.model
+    assert model == mpt.model_copy(update={"max_position_embeddings": 65536})
 
 
 def test_schema_offers_base_and_preset_and_descriptions():

@@ -1,6 +1,7 @@
 """Models that weights may be loaded into: equal config values, equal content of the tokenizer."""
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -11,18 +12,23 @@ from tiny_runs import tiny_run, tiny_tokenizer
 
 from smalti.base.errors import DataError, UserError
 from smalti.config.load import from_dict
-from smalti.config.model import ModelConfig
+from smalti.config.model import ModelConfig, RopeScalingConfig
 from smalti.config.run import RunConfig
 from smalti.train import load
-from smalti.train.origin import check, model_of
+from smalti.train.origin import check, context_line, model_of
 
 TOP_1 = {"num_experts": 4, "num_experts_per_tok": 1}
 
 
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_run(tmp_path_factory.mktemp("run"), context=96)
+
+
 @pytest.fixture
-def source(tmp_path: Path) -> Path:
+def source(run: Path, tmp_path: Path) -> Path:
     """A run folder with a tokenizer and a checkpoint."""
-    return tiny_run(tmp_path, context=96)
+    return Path(shutil.copytree(run, tmp_path / "runs/tiny"))
 
 
 def _config(source: Path, tokenizer: Path | None = None, **model: Any) -> RunConfig:
@@ -55,10 +61,7 @@ def test_the_same_model_and_tokenizer_pass(source: Path) -> None:
     [
         ({"hidden_size": 64}, "model.hidden_size is 64; in init_from=.* it is 32 \\(1 more differ: head_dim\\)"),
         ({"norm_eps": 1e-6}, "model.norm_eps is 1e-06; .* it is 1e-05"),
-        ({"rope_theta": 5e5}, "model.rope_theta"),
-        ({"rope_scaling": {"rope_type": "linear", "factor": 2}}, "model.rope_scaling"),
         ({"vocab_size": 384}, "model.vocab_size is 384"),
-        ({"family": "decoder", "sliding_window": 16}, "model.sliding_window"),
     ],
 )
 def test_another_model_is_refused_by_its_first_field(source: Path, changes: dict[str, Any], words: str) -> None:
@@ -77,6 +80,41 @@ def test_allowed_differences_give_warnings(source: Path) -> None:
         f"it is not checked that the data was tokenized with the tokenizer of init_from={source}; "
         f"name it: data.tokenizer={source}/tokenizer"
     ]
+
+
+CONTEXT = [
+    ({"rope_theta": 5e5}, "model.rope_theta"),
+    ({"rope_scaling": {"rope_type": "linear", "factor": 2}}, "model.rope_scaling"),
+    ({"family": "decoder", "sliding_window": 16}, "model.sliding_window"),
+    (
+        {"family": "decoder", "sliding_window": 16, "layer_types": ["full_attention", "sliding_attention"]},
+        "layer_types",
+    ),
+]
+
+
+@pytest.mark.parametrize(("changes", "key"), CONTEXT, ids=[key for _, key in CONTEXT])
+def test_fields_of_the_context_may_differ_where_the_recipe_states_them(
+    source: Path, changes: dict[str, Any], key: str
+) -> None:
+    config = _config(source, source / "tokenizer", **changes)
+    assert check(config) == []
+    for origin in ("r.yaml:3", "command line"):
+        assert check(config, {f"model.{name}": origin for name in changes}) == []
+    for origin in ("default", "preset llama-3-8b:4"):
+        with pytest.raises(UserError, match="model\\.") as caught:
+            check(config, {f"model.{name}": origin for name in changes})
+        assert "the recipe states itself" in str(caught.value.allowed)
+    assert context_line(config) is not None
+
+
+def test_a_default_of_a_config_made_in_python_is_not_stated(source: Path) -> None:
+    tree = _config(source).model_dump(mode="json")
+    tree["model"]["rope_theta"] = 5e5
+    (source / "config.yaml").write_text(yaml.safe_dump({"model": tree["model"]}))
+    del tree["model"]["rope_theta"]
+    with pytest.raises(UserError, match=r"model\.rope_theta is 10000"):
+        check(from_dict(RunConfig, tree).config)
 
 
 def test_biases_of_the_choice_belong_to_the_weights(tmp_path: Path) -> None:
@@ -140,6 +178,31 @@ def test_another_tokenizer_is_refused_with_both_named(source: Path, tmp_path: Pa
 @pytest.mark.parametrize("change", ["spelling", "more"])
 def test_the_same_tokenizer_in_another_file_passes(source: Path, tmp_path: Path, change: str) -> None:
     assert check(_config(source, _tokenizer(tmp_path / "other", change))) == []
+
+
+def test_a_section_that_is_not_complete_is_completed_and_its_scaling_gives_the_length(
+    source: Path, tmp_path: Path
+) -> None:
+    tree = _config(source, source / "tokenizer").model_dump(mode="json", exclude={"model"})
+    tree["data"]["seq_len"], tree["train"]["global_batch_tokens"] = 192, 384
+    (tmp_path / "next.yaml").write_text(yaml.safe_dump(tree | {"model": {"rope_scaling": {"rope_type": "yarn"}}}))
+    loaded = load(str(tmp_path / "next.yaml"), "model.rope_scaling.factor=4")
+    scaling = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 96}
+    longer = from_dict(RopeScalingConfig, scaling).config
+    assert loaded.config.model == model_of(source).model_copy(
+        update={"rope_scaling": longer, "max_position_embeddings": 384}
+    )
+    assert check(loaded.config, loaded.origins) == []
+    assert context_line(loaded.config) == "96 -> 384 by yarn, factor 4"
+    further = load(str(tmp_path / "next.yaml"), "model.rope_scaling.factor=4", "model.max_position_embeddings=512")
+    assert check(further.config, further.origins) == [
+        "model.max_position_embeddings=512 is more than the 384 covered by yarn, factor 4, from the weights of "
+        f"{source}"
+    ]
+    short = load(
+        str(tmp_path / "next.yaml"), "model.rope_scaling.factor=4", "data.seq_len=96", "train.global_batch_tokens=96"
+    )
+    assert "no sequence of the run is longer than the 96" in check(short.config, short.origins)[0]
 
 
 def test_a_recipe_without_a_model_loads_from_python_too(source: Path, tmp_path: Path) -> None:

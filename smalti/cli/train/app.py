@@ -113,7 +113,7 @@ def _checked(loaded: "Loaded[RunConfig]", *, fork: bool) -> "tuple[Loaded[RunCon
         loaded = _of_world(loaded, world().world_size)
     planned = _planned_fork(loaded.config) if fork else None
     config = planned.after if planned else RunFolder(loaded.config.run_folder).with_history(loaded.config)
-    preflight.check(config, ranks=config.train.parallel.ranks, fork=planned)
+    preflight.check(config, ranks=config.train.parallel.ranks, fork=planned, origins=loaded.origins)
     return replace(loaded, config=config), planned
 
 

@@ -10,14 +10,18 @@ from smalti.base.errors import DataError, UserError
 from smalti.base.units import format_bytes, format_count
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from smalti.config.fork import Fork
     from smalti.config.run import RunConfig
     from smalti.data.stream.inputs import Inputs
 
 
-def check(config: "RunConfig", *, ranks: int, fork: "Fork | None" = None) -> None:
+def check(
+    config: "RunConfig", *, ranks: int, fork: "Fork | None" = None, origins: "Mapping[str, str] | None" = None
+) -> None:
     """Raise for a mesh that does not fit ``ranks``, stages that do not fit the run, missing folders of tokens or of
-    initial weights, unreachable trackers, and a folder of another run."""
+    initial weights, unreachable trackers, and a folder of another run. ``origins``: of the config's values."""
     from smalti.track import trackers
     from smalti.track.run import RunFolder
 
@@ -27,14 +31,14 @@ def check(config: "RunConfig", *, ranks: int, fork: "Fork | None" = None) -> Non
     _check_stages(config)
     config.data.require_every_source_used()
     _check_mesh(config, ranks)
-    origin_warnings(config)
+    origin_warnings(config, origins)
     _check_retained(config)
     _check_folders(config)
     _check_files(config)
     trackers.check(config.track, config.run_folder)
 
 
-def origin_warnings(config: "RunConfig") -> list[str]:
+def origin_warnings(config: "RunConfig", origins: "Mapping[str, str] | None" = None) -> list[str]:
     """Return warnings of differences from the model that the run starts from; raises for those not allowed."""
     resumes = _has_checkpoint(config)
     if config.init_from is None or (resumes and config.adapter is None):  # it resumes from its own checkpoint
@@ -45,7 +49,7 @@ def origin_warnings(config: "RunConfig") -> list[str]:
         return []
     from smalti.train import origin
 
-    return origin.check(config)
+    return origin.check(config, origins)
 
 
 def _check_retained(config: "RunConfig") -> None:
@@ -253,7 +257,13 @@ def _origin_lines(config: "RunConfig") -> list[str]:
     if config.init_from is None:
         return []
     bounds = [f"{name} +{allowed_frac * 100:.3g} %" for name, allowed_frac in config.data.retain.items()]
-    return [f"from       {config.init_from}{', retains ' + ', '.join(bounds) if bounds else ''}"]
+    lines = [f"from       {config.init_from}{', retains ' + ', '.join(bounds) if bounds else ''}"]
+    if _has_checkpoint(config):
+        return lines
+    from smalti.train.origin import context_line
+
+    changed = context_line(config)
+    return lines if changed is None else [*lines, f"context    {changed}"]
 
 
 def _order_lines(config: "RunConfig", checked: "Inputs") -> list[str]:

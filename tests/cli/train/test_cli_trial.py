@@ -107,7 +107,7 @@ def test_a_recipe_without_a_model_has_that_of_init_from(tmp_path: Path, source: 
             "",
             ["there is no section 'model:' to take from init_from: runs/none is none of", "smalti config model MODEL"],
         ),
-        ("model: {vocab_size: 320}\n", ["'smalti config model runs/none' prints the whole section"]),
+        ("model: {vocab_size: 320}\n", ["the section 'model:' is not complete", "smalti config model MODEL"]),
     ],
 )
 def test_the_first_error_about_a_missing_model_names_the_command(tmp_path: Path, model: str, words: list[str]) -> None:
