@@ -1,6 +1,7 @@
 """The config of ``smalti eval run``, and the suites that are found by name."""
 
-from typing import Any
+from collections.abc import Iterable, Sequence
+from typing import Any, Self
 
 from pydantic import Field, field_validator, model_validator
 
@@ -27,6 +28,9 @@ class EvalConfig(Config):
     cut_prompts: bool = True
     """Ask prompts that are longer than the context without their start; false: they are an error, and a benchmark of
     the Gauntlet that has some is left out, with the reason."""
+    task_shots: Whole | None = Field(None, ge=0)
+    """Number of solved examples before each question of a task of a file; absent: the task's own. Only in ``fixed``,
+    and not for kind ifeval."""
     heldout: dict[str, str] = Field(default_factory=dict)
     """Name -> folder of held-out token files, or a .txt, .md or .jsonl (field ``text``) file; absent: the run's
     ``data.heldout``."""
@@ -42,11 +46,21 @@ class EvalConfig(Config):
     n: Whole = Field(200, ge=1)
     """Number of questions of each generated task."""
     shots: Whole = Field(5, ge=0)
-    """Number of solved examples before each question of a generated task."""
+    """Number of solved examples before each question of a generated task; of tasks of files: ``task_shots``."""
     seed: Whole = 1
     """Seed of questions, documents and resamples."""
     batch_tokens: Whole = Field(4096, ge=1)
     """Tokens in one forward pass; affects only speed and memory."""
+
+    @model_validator(mode="after")
+    def _published_shots_are_fixed(self) -> Self:
+        if self.mode == "v0.3" and self.task_shots is not None:
+            raise NotAllowed(
+                "task_shots has no effect in mode v0.3, which has LLM Foundry's shots",
+                allowed="mode=fixed with task_shots, or mode=v0.3 without",
+                hint="remove task_shots",
+            )
+        return self
 
 
 class InLoopConfig(EvalConfig):
@@ -82,6 +96,32 @@ class InLoopConfig(EvalConfig):
                 hint="evals.every=0.1run",
             )
         return every
+
+
+_ALWAYS_READ = ("suite", "tasks", "seq_len", "batch_tokens")
+_READ_BY = {
+    "heldout": ("heldout", "max_bytes", "overlap_frac", "resamples", "seed"),
+    "arithmetic": ("n", "shots", "seed"),
+    "brackets": ("n", "shots", "seed"),
+}
+_READ_BY_FILES = ("mode", "chat", "limit", "cut_prompts", "task_shots")
+
+
+def without_effect(names: Iterable[str], tasks: Sequence[TaskConfig | str], mode: Mode) -> list[str]:
+    """Return the fields of ``EvalConfig`` among ``names`` that none of the tasks reads."""
+    read = set(_ALWAYS_READ)
+    for task in tasks:
+        read.update(_READ_BY.get(task, _READ_BY_FILES) if isinstance(task, str) else _READ_BY_FILES)
+        if isinstance(task, str) and task not in _READ_BY and not task.endswith((".yaml", ".yml")):
+            read.add("data")
+    if mode == "v0.3":
+        read.discard("chat")
+    return [name for name in names if name not in read]
+
+
+def task_name(task: TaskConfig | str) -> str:
+    """Return the name or the path of a task of a config."""
+    return task if isinstance(task, str) else task.name or task.file
 
 
 def suites() -> dict[str, EvalConfig]:

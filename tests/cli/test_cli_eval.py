@@ -7,7 +7,10 @@ import pytest
 from tiny_models import llama_config, tiny_model
 from tiny_runs import TEXTS, add_checkpoint, tiny_run
 
+from smalti.base.errors import UserError
+from smalti.cli.eval.run import _require_effect
 from smalti.cli.main import run as smalti
+from smalti.config.eval import EvalConfig
 from smalti.config.load import load
 from smalti.config.run import RunConfig
 from smalti.data.tokenizer.encode import Tokenizer
@@ -38,7 +41,7 @@ def test_a_run_prints_a_table_and_keeps_the_results(run: Path, capsys: pytest.Ca
 
 
 def test_json_for_programs(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert smalti(["eval", "run", str(run), "--json", "tasks=[brackets]", *QUICK]) == 0
+    assert smalti(["eval", "run", str(run), "--json", "tasks=[brackets]", "n=4", "shots=1"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert list(found["tasks"]) == ["brackets"]
     assert found["config"]["n"] == 4
@@ -73,7 +76,7 @@ def test_an_old_export_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert "is of step 20; the newest checkpoint is of step 40" in err
     assert f"hint: smalti export {run}" in err
     export(run)
-    assert smalti(["eval", "run", str(run), "tasks=[brackets]", *QUICK]) == 0
+    assert smalti(["eval", "run", str(run), "tasks=[brackets]", "n=4", "shots=1"]) == 0
 
 
 @pytest.mark.parametrize(
@@ -83,6 +86,9 @@ def test_an_old_export_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[
         (["seeds=3"], ("seeds", "seed")),
         (["n=none"], ("n", "none")),
         (["tasks=[arithmetics]"], ("arithmetics",)),
+        (["tasks=[brackets]", "max_bytes=9"], ("max_bytes has no effect on brackets", "hint: remove it")),
+        (["limit=3"], ("limit has no effect on heldout, arithmetic, brackets",)),
+        (["tasks=[brackets]", "task_shots=1"], ("task_shots has no effect",)),
     ],
 )
 def test_bad_requests_exit_2(
@@ -92,6 +98,13 @@ def test_bad_requests_exit_2(
     err = capsys.readouterr().err
     for text in texts:
         assert text in err
+
+
+def test_tasks_of_lm_eval_read_few_options() -> None:
+    config = EvalConfig(suite="lm-eval", tasks=("piqa",))
+    _require_effect(config, ["limit=5", "tasks=[piqa]", "seq_len=64"])
+    with pytest.raises(UserError, match="shots has no effect on piqa of the suite lm-eval"):
+        _require_effect(config, ["limit=5", "shots=5"])
 
 
 def test_the_gauntlet_from_the_command_line(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -114,6 +127,13 @@ def test_the_gauntlet_from_the_command_line(run: Path, tmp_path: Path, capsys: p
     score = json.loads(capsys.readouterr().out)["tasks"]["arc_easy"]
     assert (score["n"], score["chance"], score["mode"]) == (4, 0.25, "v0.3")
     assert {"accuracy", "stderr", "interval"} <= set(score)
+    assert smalti(["eval", "run", str(run), "tasks=[arc_easy]", *arguments, "shots=0"]) == 2
+    assert "hint: task_shots is for tasks of files" in capsys.readouterr().err
+    assert smalti(["eval", "run", str(run), "tasks=[arc_easy]", *arguments, "task_shots=0", "--json"]) == 0
+    score = json.loads(capsys.readouterr().out)["tasks"]["arc_easy"]
+    assert (score["shots"], score["cut_frac"]) == (0, 0.0)
+    assert smalti(["eval", "run", str(run), "tasks=[arc_easy]", *arguments, "task_shots=0", "mode=v0.3"]) == 2
+    assert "task_shots has no effect in mode v0.3" in capsys.readouterr().err
     assert smalti(["eval", "data", str(folder)]) == 0
     assert "missing" in capsys.readouterr().out
     assert smalti(["eval", "data", str(folder), "--check", "--json"]) == 3

@@ -156,14 +156,18 @@ def test_at_the_same_tokens_every_step_counts_for_its_tokens(
         assert value == pytest.approx(sum(tokens) / len(tokens), rel=1e-3)
 
 
-def test_scores_with_equal_questions_are_paired() -> None:
+def test_accuracies_have_no_verdict() -> None:
     before = [{"index": i, "prompt": "p", "correct": i % 2 == 0} for i in range(100)]
-    after = [{**sample, "correct": sample["correct"] or sample["index"] == 1} for sample in before]
-    score = {"value": 0.5, "interval": [0.4, 0.6], "n": 100}
-    result = of_scores(score, {**score, "value": 0.51}, (before, after))
-    assert result.how == "100 questions, paired"
-    assert result.half_width == pytest.approx(1.96 * 0.01, rel=1e-3)
-    other = of_scores(score, {**score, "value": 0.7}, (before, after[1:]))
+    after = [{**sample, "correct": True} for sample in before]
+    score = {"metric": "accuracy", "value": 0.5, "interval": [0.4, 0.6], "n": 100}
+    result = of_scores(score, {**score, "value": 1.0}, (before, after))
+    assert (result.value, result.verdict) == (0.5, "no verdict here: smalti eval compare")
+    assert of_scores(score, score, (before, before)).verdict == "equal"
+
+
+def test_bits_per_byte_of_other_documents_are_compared_by_their_intervals() -> None:
+    score = {"metric": "bits_per_byte", "value": 0.5, "interval": [0.4, 0.6], "n": 100}
+    other = of_scores(score, {**score, "value": 0.7}, ([], []))
     assert other.how == "from both intervals, not paired"
     assert other.half_width == pytest.approx(0.1 * 2**0.5)
     assert other.verdict == "higher"

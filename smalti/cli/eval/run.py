@@ -1,5 +1,6 @@
 """``smalti eval run``: evaluates a model with a suite."""
 
+import re
 import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -54,6 +55,7 @@ def run(
     config = _config(suite, folder, overrides or [])
     _require_newest(folder)
     suites_module.check_folders(config)
+    _require_effect(config, overrides or [])
     try_bf16, dtype = dtype == "auto", _dtype(dtype)
     engine = Engine.from_folder(folder.folder, dtype=dtype)
     about = {"model_folder": folder.folder, "compute_dtype": dtype, "step": folder.record.get("step")}
@@ -126,6 +128,27 @@ def _config(suite: str, folder: "ModelFolder", overrides: list[str]) -> "EvalCon
         data = load(RunConfig, folder.run_folder).config.data
         value |= {"heldout": placed(folder.run_folder, data.heldout), "seq_len": data.seq_len}
     return from_dict(EvalConfig, value, f"suite {suite}", overrides).config
+
+
+def _require_effect(config: "EvalConfig", overrides: list[str]) -> None:
+    """Raise UserError for an override that the tasks do not read."""
+    from smalti.base.errors import UserError
+    from smalti.config.eval import task_name, without_effect
+    from smalti.evals.tasks.find import LM_EVAL
+
+    names = [re.split(r"[.\[=]", override, maxsplit=1)[0] for override in overrides]
+    if config.suite == LM_EVAL:
+        unread = [name for name in names if name not in ("tasks", "limit", "seq_len", "batch_tokens")]
+    else:
+        unread = without_effect(names, config.tasks, config.mode)
+    if unread:
+        shots = unread[0] == "shots" and config.suite != LM_EVAL
+        raise UserError(
+            f"{unread[0]} has no effect on {', '.join(map(task_name, config.tasks))}"
+            + (f" of the suite {LM_EVAL}" if config.suite == LM_EVAL else ""),
+            allowed="changes to fields that one of the tasks reads",
+            hint="task_shots is for tasks of files" if shots else "remove it, or name other tasks: 'tasks=[...]'",
+        )
 
 
 def _upload(run: str, results: dict[str, Any]) -> None:

@@ -143,13 +143,13 @@ def _settings(evals: InLoopConfig) -> dict[str, _Settings]:
     settings: dict[str, _Settings] = {}
     for entry in evals.tasks:
         if entry == GAUNTLET:
-            settings |= {each.name: (each.shots, evals.mode, evals.limit, each.chance) for each in BENCHMARKS}
+            settings |= {each.name: _of_task(each.task(""), evals) for each in BENCHMARKS if each.kind != "code"}
         elif isinstance(entry, TaskConfig):
             settings[entry.name or Path(entry.file).name.split(".")[0]] = _of_task(entry, evals)
         elif (made := generator(entry)) is not None:
             settings[entry] = (evals.shots if made.n_tokens is None else None, None, evals.n, made.chance)
         elif entry in BY_NAME:
-            settings[entry] = (BY_NAME[entry].shots, evals.mode, evals.limit, BY_NAME[entry].chance)
+            settings[entry] = _of_task(BY_NAME[entry].task(""), evals)
         elif Path(entry).is_file():
             task = load_task(entry)
             settings[task.name] = _of_task(task.config, evals)
@@ -157,7 +157,7 @@ def _settings(evals: InLoopConfig) -> dict[str, _Settings]:
 
 
 def _of_task(task: TaskConfig, evals: InLoopConfig) -> _Settings:
-    return task.shots, evals.mode, limit_of(task, evals), task.chance
+    return task.shots if evals.task_shots is None else evals.task_shots, evals.mode, limit_of(task, evals), task.chance
 
 
 def _of_results(folder: Path) -> list[tuple[Variant, int, _Score]]:

@@ -39,6 +39,8 @@ def find_tasks(config: EvalConfig) -> list[str | FileTask]:
             tasks.append(_named(entry, config))
         else:
             tasks.append(_given(entry, entry.file))
+    if config.task_shots is not None:
+        tasks = [task if isinstance(task, str) else _with_shots(task, config.task_shots) for task in tasks]
     names = [task if isinstance(task, str) else task.name for task in tasks]
     for name in names:
         if names.count(name) > 1:
@@ -54,6 +56,13 @@ def find_tasks(config: EvalConfig) -> list[str | FileTask]:
                 allowed="a JSONL file; a relative path starts at the folder of the task's YAML file",
             )
     return tasks
+
+
+def _with_shots(task: FileTask, shots: int) -> FileTask:
+    """Return the task with so many shots; one of kind ifeval has none."""
+    if task.config.kind == "ifeval":
+        return task
+    return FileTask(task.name, task.config.model_copy(update={"shots": shots}))
 
 
 def load_task(path: str) -> FileTask:

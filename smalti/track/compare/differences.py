@@ -29,7 +29,7 @@ class Difference:
     after: float | None
     half_width: float | None = None
     how: str = ""
-    """The data that the interval was computed from: ``200 questions, paired``."""
+    """The data that the interval was computed from: ``28 documents, paired``."""
     why_not: str = ""
     """Why there is no verdict, if more data or equal settings would give one."""
 
@@ -119,16 +119,18 @@ def _independent(values: Sequence[float]) -> float:
 def of_scores(
     before: Mapping[str, Any], after: Mapping[str, Any], samples: tuple[Sequence[Mapping[str, Any]], ...]
 ) -> Difference:
-    """Compare two scores of one task: paired by question where both have the same samples, else by their intervals."""
+    """Compare two scores of one task: bits per byte by document where both have the same ones, else by their intervals.
+
+    Other scores have no verdict: ``smalti eval compare`` gives one, corrected for clusters and the number of tasks.
+    """
     values = (_number(before.get("value")), _number(after.get("value")))
     if _windows(before) != _windows(after):
         return Difference(*values, why_not="the windows differ: no verdict")
     pairs = _same_questions(*samples)
     if len(pairs) >= 2 and all("nats" in a and "n_bytes" in a for a, _ in pairs):
         return _bits(values, pairs)
-    if len(pairs) >= 2 and all(isinstance(a.get("correct"), bool) for a, _ in pairs):
-        differences = [float(b["correct"]) - float(a["correct"]) for a, b in pairs]
-        return Difference(*values, _Z * _standard_error(differences), f"{len(pairs)} questions, paired")
+    if before.get("metric") != "bits_per_byte":
+        return Difference(*values, why_not="no verdict here: smalti eval compare")
     ends = [interval(score) for score in (before, after)]
     if ends[0] is None or ends[1] is None:
         return Difference(*values)
