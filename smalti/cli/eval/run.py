@@ -51,11 +51,11 @@ def run(
     from smalti.serve.engine.engine import Engine
     from smalti.serve.folders import find
 
-    folder = find(model)
-    config = _config(suite, folder, overrides or [])
+    folder, overrides = find(model), overrides or []
+    config = _config(suite, folder, overrides)
     _require_newest(folder)
     suites_module.check_folders(config)
-    _require_effect(config, overrides or [])
+    _require_effect(config, overrides)
     try_bf16, dtype = dtype == "auto", _dtype(dtype)
     engine = Engine.from_folder(folder.folder, dtype=dtype)
     about = {"model_folder": folder.folder, "compute_dtype": dtype, "step": folder.record.get("step")}
@@ -74,10 +74,7 @@ def run(
         refresh_card(folder.run_folder)
         if upload:
             _upload(folder.run_folder, results)
-    if as_json:
-        print_json(results)
-    else:
-        _print(results)
+    print_json(results) if as_json else _print(results)
 
 
 def _dtype(name: str) -> str:
