@@ -109,6 +109,7 @@ def test_pairs_share_their_prompt_and_its_truncation(tmp_path: Path, folder: Pat
     assert (report.too_long.n, report.splits["train"].examples) == (1, 1)
 
 
+@pytest.mark.slow
 def test_each_turn_is_an_example_of_its_own(tmp_path: Path, folder: Path) -> None:
     messages = chat("a", "b", "c", "d")
     examples, _ = read(tmp_path, folder, [{"messages": messages}], turns="each")
@@ -136,6 +137,7 @@ def test_texts_and_completions_without_a_template(tmp_path: Path, folder: Path) 
     assert tokenizer.decode([t for t, m in zip(ids, mask, strict=True) if m], skip_special=False) == "x):\n<eos>"
 
 
+@pytest.mark.slow
 def test_rows_that_the_template_rejects_are_named_or_dropped(tmp_path: Path, folder: Path) -> None:
     rows = [{"messages": chat("q", "a", system="s")}, {"messages": chat("q", "a")}]
     template = tmp_path / "no_system.jinja"
@@ -164,25 +166,26 @@ def test_rows_that_hold_an_item_of_an_evaluation_are_dropped(tmp_path: Path, fol
     assert report.contaminated.first == [f"{tmp_path}/rows.jsonl:2"]
 
 
-def test_chatml_is_served_as_it_was_trained(tmp_path: Path, folder: Path) -> None:
+@pytest.mark.sample(1)
+@pytest.mark.parametrize("name", ["text", "tokens"])
+def test_chatml_is_served_as_it_was_trained(name: str, tmp_path: Path) -> None:
     from smalti.data.tokenizer.chat import load_chat
     from smalti.tune.chats.templates import write_template
 
-    for name, controls, end in (("tokens", ("<|im_start|>", "<|im_end|>"), "<|im_end|>"), ("text", (), "<eos>")):
-        place = tmp_path / name
-        place.mkdir()
-        (place / "tokenizer.json").write_text(byte_level((*controls, "<eos>")).to_str())
-        (place / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<eos>", "bos_token": "<eos>"}))
-        chats = ChatTokenizer(place, "chatml")
-        assert chats.tokenizer.decode([chats.end_id], skip_special=False) == end
-        write_template(place, chats.text, [chats.tokenizer.eod_id, chats.end_id])
-        messages = chat("\n\nq", "a")
-        served = load_chat(place).prompt_ids(messages[:1], chats.tokenizer, 0)
-        ids, mask = tokenize(messages, place)
-        assert ids[: len(served)] == served
-        assert chats.tokenizer.decode(ids, skip_special=False) == (
-            f"<eos><|im_start|>user\n\n\nq{end}\n<|im_start|>assistant\na{end}\n"
-        )
-        assert [token for token, flag in zip(ids, mask, strict=True) if flag][-1] == chats.end_id
-        ends = json.loads((place / "generation_config.json").read_text())["eos_token_id"]
-        assert ends == list(dict.fromkeys([chats.tokenizer.eod_id, chats.end_id]))
+    controls, end = {"tokens": (("<|im_start|>", "<|im_end|>"), "<|im_end|>"), "text": ((), "<eos>")}[name]
+    place = tmp_path
+    (place / "tokenizer.json").write_text(byte_level((*controls, "<eos>")).to_str())
+    (place / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<eos>", "bos_token": "<eos>"}))
+    chats = ChatTokenizer(place, "chatml")
+    assert chats.tokenizer.decode([chats.end_id], skip_special=False) == end
+    write_template(place, chats.text, [chats.tokenizer.eod_id, chats.end_id])
+    messages = chat("\n\nq", "a")
+    served = load_chat(place).prompt_ids(messages[:1], chats.tokenizer, 0)
+    ids, mask = tokenize(messages, place)
+    assert ids[: len(served)] == served
+    assert chats.tokenizer.decode(ids, skip_special=False) == (
+        f"<eos><|im_start|>user\n\n\nq{end}\n<|im_start|>assistant\na{end}\n"
+    )
+    assert [token for token, flag in zip(ids, mask, strict=True) if flag][-1] == chats.end_id
+    ends = json.loads((place / "generation_config.json").read_text())["eos_token_id"]
+    assert ends == list(dict.fromkeys([chats.tokenizer.eod_id, chats.end_id]))

@@ -71,7 +71,7 @@ def text_of(token: int, folder: Path) -> bytes:
     return name.replace("▁", " ").encode()
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", FAMILIES)
 def test_the_string_is_the_published_one_and_the_mask_covers_the_answers(name: str, folders: Any) -> None:
     family = FAMILIES[name]
@@ -117,6 +117,7 @@ def conversations(draw: st.DrawFn) -> Messages:
 
 @pytest.mark.proof
 @pytest.mark.slow
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("name", FAMILIES)
 def test_the_mask_covers_exactly_the_answers_of_any_conversation(name: str, folders: Any) -> None:
     family = FAMILIES[name]

@@ -98,7 +98,34 @@ def test_calls_of_tools_are_in_the_loss_and_their_results_are_not(files: Path) -
     tools = [{"type": "function", "function": {"name": "f"}}]
     assert in_loss(files, TOOLS, messages, tools=tools) == ['<tool_call>f{"x": 1}</tool_call><|im_end|>', "b<|im_end|>"]
 
+    as_text = TOOLS.replace("(call.function.arguments | tojson)", "call.function.arguments")
+    assert in_loss(files, as_text, messages, tools=tools)[0] == '<tool_call>f{"x": 1}</tool_call><|im_end|>'
+    with pytest.raises(DataError, match="does not write tool calls: 'f' is not in its text"):
+        in_loss(files, CHATML.replace("message.content", "(message.content or '')"), messages)
+    with pytest.raises(DataError, match="does not write tools: 'other' is not in its text"):
+        in_loss(files, CHATML, ASK, tools=[{"type": "function", "function": {"name": "other"}}])
 
+
+@pytest.mark.slow
+def test_ends_of_several_tokens_and_repeated_ones(files: Path) -> None:
+    double = CHATML.replace("'<|im_end|>\\n'", "'<|end|><|im_end|>\\n'")
+    assert in_loss(files, double, TWICE) == ["b<|end|><|im_end|>", "d<|end|><|im_end|>"]
+    repeated = CHATML.replace(
+        "{%- if add_", "{%- if not add_generation_prompt %}{{- '<|im_end|>' }}{% endif %}{%- if add_"
+    )
+    assert in_loss(files, repeated, TWICE) == ["b<|im_end|>", "d<|im_end|>"]
+
+
+@pytest.mark.slow
+def test_a_prompt_that_opens_a_thought_is_for_answers_with_thoughts(files: Path) -> None:
+    template = CHATML.replace("assistant\\n' }}{%- endif", "assistant\\n<think>\\n' }}{%- endif")
+    with pytest.raises(DataError, match=r"ends the prompt for an answer with '<think>"):
+        in_loss(files, template, ASK)
+    thought = [ASK[0], {"role": "assistant", "content": "<think>\nhm</think>b"}]
+    assert in_loss(files, template, thought) == ["hm</think>b<|im_end|>"]
+
+
+@pytest.mark.slow
 def test_empty_answers_weights_and_forged_ends(files: Path) -> None:
     messages = [*ASK, {"role": "user", "content": "<|im_end|>"}, {"role": "assistant", "content": ""}]
     assert in_loss(files, CHATML, messages) == ["b<|im_end|>", "<|im_end|>"]
@@ -110,6 +137,7 @@ def test_empty_answers_weights_and_forged_ends(files: Path) -> None:
     assert in_loss(files, CHATML, messages) == ["<|im_end|>"]
 
 
+@pytest.mark.slow
 def test_an_end_token_only_after_the_last_answer_does_not_matter(files: Path) -> None:
     template = CHATML.replace("{%- endfor %}", "{%- if loop.last %}{{- eos_token }}{% endif %}{%- endfor %}")
     template = template.replace("{%- if loop.last %}", "{%- if loop.last and message.role == 'assistant' %}")
@@ -125,6 +153,7 @@ REFUSED = {
 }
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("name", REFUSED)
 def test_a_template_without_an_exact_mask_is_refused(name: str, files: Path) -> None:
     template, words = REFUSED[name]

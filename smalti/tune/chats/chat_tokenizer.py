@@ -5,7 +5,7 @@ The mask comes from rendering prefixes (``spans``), not from marks in the templa
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,7 +16,7 @@ from smalti.data.tokenizer.chat import BREAK, TEMPLATE_FILE, TemplateChat, break
 from smalti.data.tokenizer.chat_template import Conversation
 from smalti.data.tokenizer.encode import CONFIG_FILE, TOKENIZER_FILE, load_tokenizer
 from smalti.tune.chats.mask import encode_spans
-from smalti.tune.chats.messages import ASSISTANT, WEIGHT, Message, read_messages, read_tools
+from smalti.tune.chats.messages import ASSISTANT, WEIGHT, Message, arguments_as_text, read_messages, read_tools
 from smalti.tune.chats.spans import PROBE_MESSAGES, PROBE_PREFIXES, ControlTokens, Renderings, Span, end_of_turn
 from smalti.tune.chats.templates import chatml, joined
 
@@ -66,19 +66,19 @@ class ChatTokenizer:
         self._first_characters = {token[0] for token in self._specials}
         self._controls = ControlTokens({*added, self.tokenizer.eod_token})
         self._end = end_of_turn(self._probe(template), self._controls)
-        self.end_id: int = self.tokenizer.encode(self._end.token, special=True)[0]
+        self.end_id: int = self.tokenizer.encode(self._end.text, special=True)[-1]
         """The token that ends an answer."""
 
     def tokenize(self, requests: Sequence[Request]) -> list[Tokens | UserError]:
         """Return ids and mask of each conversation, or the error if the template or tokenizer does not allow it."""
-        renderings = [Renderings(request.messages, request.in_loss) for request in requests]
+        renderings = [Renderings(request.messages, request.in_loss, request.tools) for request in requests]
         conversations = [
             Conversation(self._safe(request.messages), rendering.prefixes, self._safe(request.tools))
             for request, rendering in zip(requests, renderings, strict=True)
         ]
         results: list[UserError | None] = []
         rendered = []
-        for rendering, texts in zip(renderings, self._chat.render_prefixes(conversations), strict=True):
+        for rendering, texts in zip(renderings, self._render(conversations), strict=True):
             try:
                 if isinstance(texts, UserError):
                     raise texts
@@ -89,13 +89,30 @@ class ChatTokenizer:
         encoded = iter(zip(encode_spans(rendered, self.tokenizer), rendered, strict=True))
         return [error or self._result(*next(encoded)) for error in results]
 
+    def _render(self, conversations: list[Conversation]) -> list[list[str] | UserError]:
+        """Render conversations; templates that join the arguments of tool calls to texts get them as JSON text."""
+        results = self._chat.render_prefixes(conversations)
+        again = [
+            number
+            for number, (conversation, texts) in enumerate(zip(conversations, results, strict=True))
+            if isinstance(texts, UserError) and any(message.get("tool_calls") for message in conversation.messages)
+        ]
+        with_texts = [
+            replace(conversations[number], messages=arguments_as_text(conversations[number].messages))
+            for number in again
+        ]
+        for number, texts in zip(again, self._chat.render_prefixes(with_texts) if again else [], strict=True):
+            if not isinstance(texts, UserError):
+                results[number] = texts
+        return results
+
     def _result(
         self, encoded: tuple[list[int], list[int]] | DataError, rendered: tuple[str, list[Span]]
     ) -> Tokens | UserError:
         if isinstance(encoded, DataError):
             return encoded
         text, spans = rendered
-        answers = [text[span.begin : span.end].replace(BREAK, "").removesuffix(self._end.token) for span in spans]
+        answers = [text[span.begin : span.end].replace(BREAK, "").removesuffix(self._end.text) for span in spans]
         return Tokens(*encoded, sum(len(answer.encode("utf-8", "replace")) for answer in answers))
 
     def _load(self, folder: str, template: str) -> TemplateChat:

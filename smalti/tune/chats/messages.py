@@ -77,6 +77,22 @@ def read_tools(value: Any) -> list[dict[str, Any]] | None:
     return value
 
 
+def arguments_as_text(messages: Sequence[Message]) -> list[Message]:
+    """Return the messages with the arguments of tool calls as JSON text, as in OpenAI's format."""
+    return [
+        {**message, "tool_calls": [_with_text(call) for call in message["tool_calls"]]}
+        if message.get("tool_calls")
+        else message
+        for message in messages
+    ]
+
+
+def _with_text(call: Mapping[str, Any]) -> dict[str, Any]:
+    function = call["function"]
+    arguments = json.dumps(function["arguments"], ensure_ascii=False)
+    return {**call, "function": {**function, "arguments": arguments}}
+
+
 def _message(value: Any, name: str, roles: Mapping[str, str] | None) -> dict[str, Any]:
     if not isinstance(value, Mapping):
         raise DataError(f"{name} is {_kind(value)}, not an object", allowed='{"role": "user", "content": "..."}')

@@ -5,11 +5,12 @@ text of the whole conversation: a template that writes a turn otherwise once oth
 """
 
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from smalti.base.errors import DataError
+from smalti.data.tokenizer.chat import BREAK
 
 _PROBES = ("Probe 1", "Probe 2", "Probe 3")
 _SHOWN = 40
@@ -26,7 +27,8 @@ class Span(NamedTuple):
 class EndOfTurn:
     """What a template writes at the end of an answer."""
 
-    token: str
+    text: str
+    """One control token, or several one after the other."""
     before_next: str = ""
     """Where the token is at the beginning of the next message: the token, with the blanks before it."""
 
@@ -40,8 +42,8 @@ class ControlTokens:
         self._token = "|".join(map(re.escape, names)) or "(?!)"
 
     def first(self, text: str) -> str:
-        """Return the first one in ``text``; empty if there is none."""
-        match = re.search(self._token, text)
+        """Return the first one in ``text``, with those that follow at once; empty if there is none."""
+        match = re.search(rf"(?:{self._token})+", text)
         return match[0] if match else ""
 
     def at_start(self, text: str) -> str:
@@ -70,11 +72,10 @@ PROBE_PREFIXES = ((3, False), (2, False), (1, True), (1, False))
 def end_of_turn(texts: Sequence[str], controls: ControlTokens) -> EndOfTurn:
     """Return the end of turn of a template, by its texts of ``PROBE_PREFIXES``.
 
-    Raises DataError if answers do not begin where its prompt ends, or have no end that a model can learn.
+    Raises DataError if it does not write answers, or writes them without an end that a model can learn.
     """
     following, answered, prompt, asked = texts
-    check_continues(prompt, answered)
-    begin = answered.find(_PROBES[1], len(prompt))
+    begin = answered.find(_PROBES[1])
     if begin < 0:
         raise DataError("the chat template does not write the answers of the assistant", hint="use template=chatml")
     before = answered[len(prompt) : begin]
@@ -84,10 +85,12 @@ def end_of_turn(texts: Sequence[str], controls: ControlTokens) -> EndOfTurn:
             allowed="a template that ends with it where add_generation_prompt is set",
             hint="add to its end: {% if add_generation_prompt %}...{% endif %}, or use template=chatml",
         )
-    token = controls.first(answered[begin + len(_PROBES[1]) :])
-    if token:
-        return EndOfTurn(token)
-    before_next = controls.at_start(following[len(answered) :]) if following.startswith(answered) else ""
+    tails = [text[text.find(_PROBES[1]) + len(_PROBES[1]) :] for text in (answered, following)]
+    # The end of the last answer may have more, such as an eos token.
+    text = controls.first(tails[0][: _n_equal(*tails)]) or controls.first(tails[0])
+    if text:
+        return EndOfTurn(text)
+    before_next = controls.at_start(tails[1][len(tails[0]) :]) if tails[1].startswith(tails[0]) else ""
     if not before_next:
         raise DataError(
             "the chat template writes no token at the end of an answer, so a model would not learn to stop",
@@ -112,9 +115,16 @@ def check_continues(prompt: str, answered: str) -> None:
 class Renderings:
     """The texts of prefixes of one conversation."""
 
-    def __init__(self, messages: Sequence[Any], in_loss: Sequence[int]) -> None:
+    def __init__(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        in_loss: Sequence[int],
+        tools: Sequence[Mapping[str, Any]] | None = None,
+    ) -> None:
         """``in_loss``: numbers of the messages to find."""
         self.in_loss = in_loss
+        self._messages = messages
+        self._tools = tools or ()
         self._answers = {number for number in in_loss if messages[number]["role"] == "assistant"}
         n = len(messages)
         wanted = [(n, False)]
@@ -150,7 +160,9 @@ class Renderings:
                     allowed="templates that leave earlier turns as they were, or only the last turn in the loss",
                     hint="turns=each makes an example of each turn; turns=last trains on the last one",
                 )
+            _check_names(self._messages[number].get("tool_calls", ()), answered[len(prompt) : stop], "tool calls")
             spans.append(Span(len(prompt), stop))
+        _check_names(self._tools, whole, "tools")
         longest = max((span.end for span in spans), default=0)
         return (whole if longest <= len(whole) else whole + end.before_next), spans
 
@@ -162,11 +174,27 @@ class Renderings:
                 return len(answered)
             following = controls.at_start(whole[len(answered) :])
             return len(answered) + len(following) if following else None
-        place = answered.rfind(end.token, len(prompt))
-        if place >= 0 and controls.only(answered[place + len(end.token) :]):
-            return place + len(end.token)
+        place, begin = len(answered), len(prompt)
+        while (earlier := answered.rfind(end.text, begin, place)) >= 0:
+            # After the last answer some templates write the same token again.
+            if not controls.only(answered[earlier + len(end.text) : place]):
+                break
+            place = earlier
+        if place < len(answered):
+            return place + len(end.text)
         stop = controls.end(answered[len(prompt) :])
         return None if stop is None else len(prompt) + stop
+
+
+def _check_names(functions: Sequence[Mapping[str, Any]], text: str, what: str) -> None:
+    """Raise DataError unless ``text`` has the names of all functions: some templates leave out what they lack."""
+    for function in functions:
+        name = str(function.get("function", function).get("name", ""))
+        if name.replace(BREAK, "") not in text.replace(BREAK, ""):
+            raise DataError(
+                f"the chat template does not write {what}: '{name}' is not in its text",
+                allowed="a template that does, or conversations without",
+            )
 
 
 def _n_equal(a: str, b: str) -> int:
