@@ -1,10 +1,13 @@
 """Logging to stderr and to a file for each rank; stdout is reserved for the output of commands."""
 
 import logging
+import os
 import sys
 from contextlib import suppress
+from pathlib import Path
 from typing import TextIO
 
+_TAIL_BYTES = 65_536
 _FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
 
@@ -30,6 +33,17 @@ def setup(level: str = "INFO", *, file: str | None = None, rank: int = 0) -> Non
     for handler in handlers or [logging.NullHandler()]:
         handler.setFormatter(logging.Formatter(_FORMAT, datefmt="%H:%M:%S"))
         root.addHandler(handler)
+
+
+def last_lines(path: str | Path, count: int) -> list[str]:
+    """Return the last ``count`` lines of a file that are not empty; none where it cannot be read."""
+    try:
+        with open(path, "rb") as file:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - _TAIL_BYTES))
+            text = file.read().decode("utf-8", errors="replace")
+    except OSError:
+        return []
+    return [line for line in text.splitlines() if line.strip()][-count:]
 
 
 class _File(logging.FileHandler):

@@ -103,7 +103,7 @@ def _run(command: list[str]) -> int:
     The child has its own process group, so that a Ctrl-C in the terminal reaches it only once, through this process: a
     second one would mean "at once, without saving".
     """
-    from smalti.fleet.launch.local import die_with_parent
+    from smalti.base.processes import die_with_parent
 
     received: list[int] = []
     child: subprocess.Popen[bytes] | None = None

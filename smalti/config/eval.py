@@ -1,7 +1,7 @@
 """The config of ``smalti eval run``, and the suites that are found by name."""
 
 from collections.abc import Iterable, Sequence
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
@@ -64,10 +64,16 @@ class EvalConfig(Config):
 
 
 class InLoopConfig(EvalConfig):
-    """Tasks during training: those of the suite that are ranked by likelihood. Other fields change the suite's."""
+    """Tasks during training. Other fields change the suite's."""
 
     every: Cadence = "0.1run"
-    """How often the tasks run, in steps, tokens or a fraction of the run; always at the end."""
+    """How often the tasks run, in steps, tokens or a fraction of the run; always at the end. Tasks with generated
+    answers run on the next checkpoint that is saved."""
+    threads: Whole = Field(1, ge=1)
+    """CPU threads of the child process that generates answers."""
+    priority: Literal["idle", "normal"] = "idle"
+    """Priority of that process: ``idle`` uses processor time that nothing else wants, ``normal`` competes with
+    training."""
 
     @model_validator(mode="before")
     @classmethod

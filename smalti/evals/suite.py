@@ -29,7 +29,7 @@ from smalti.evals.tasks.windows import TooLong
 from smalti.serve.engine.engine import Engine
 
 _LONGEST_DEFAULT_TOKENS = 2048
-_GENERATED = {"generation": generation.run, "ifeval": instructions.run}
+GENERATED = {"generation": generation.run, "ifeval": instructions.run}
 """Kinds of tasks whose answers are generated; the others are ranked by likelihood."""
 
 
@@ -197,8 +197,8 @@ def _file_part(
     } | ({} if chat is None else {"chat": chat.source.rsplit("/", 1)[-1]})
 
     def run_and_describe(progress: Progress) -> TaskResult:
-        if task.config.kind in _GENERATED:
-            result = _GENERATED[task.config.kind](*arguments, progress, chat=chat)
+        if task.config.kind in GENERATED:
+            result = GENERATED[task.config.kind](*arguments, progress, chat=chat)
         else:
             result = _score(partial(ranked.file_task, *arguments, chat=chat), engine, config, progress)
         return TaskResult(result.name, {**result.score, **about}, result.samples)

@@ -369,8 +369,7 @@ def _saved_step(folder: RunFolder) -> int | None:
 
 def _last_step(folder: RunFolder) -> int:
     """Return the last step that was logged; 0 before the first."""
-    lines = folder.metrics()
-    return int(lines[-1]["step"]) if lines else 0
+    return max((int(line["step"]) for line in folder.metrics()), default=0)
 
 
 def _port_was_taken(watch: _Watch, trained: bool) -> bool:

@@ -166,6 +166,12 @@ TABLE: tuple[Metric, ...] = (
         "count",
         "Of an average of the Gauntlet: benchmarks that it lacks; above 0, the average is partial.",
     ),
+    Metric(
+        "icl/metrics/<suite>/<task>/truncated_frac",
+        "1",
+        "over questions",
+        "Share of the generated answers that were cut at their longest length.",
+    ),
     Metric("lr-<Optimizer>/group<i>", "1", "last", "Learning rate of a parameter group."),
     Metric("l2_norm/grad/global", "1", "over all parameters and ranks", "Gradient norm before clipping."),
     Metric("moe/load_imbalance", "1", "worst layer", "Tokens at the busiest expert / average."),

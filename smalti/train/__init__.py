@@ -11,7 +11,7 @@ from smalti.config.load import Loaded
 from smalti.config.load import load as _load
 from smalti.config.run import RunConfig
 from smalti.train.api import Result, build, fit
-from smalti.train.loop import Hook
+from smalti.train.hooks import Hook
 from smalti.train.origin import model_of
 
 __all__ = ["Hook", "Result", "build", "fit", "load"]

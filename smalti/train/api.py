@@ -25,8 +25,9 @@ from smalti.track.run import RunFolder
 from smalti.train import job as jobs
 from smalti.train import loop
 from smalti.train.batches import Batches
+from smalti.train.hooks import Hook
 from smalti.train.job import MakeEvaluate, MakeTasks
-from smalti.train.loop import Evaluate, Hook, Job
+from smalti.train.loop import Evaluate, Job
 from smalti.train.step import Loss
 
 
@@ -67,7 +68,7 @@ def build(
     Arguments that are None are built from the config. model: any module that ``loss`` can call, with the weights of
     rank 0. loss: ``(model, microbatch) -> (sum, weight, metrics)``. batches: has ``batch(step)``, ``state(step)`` and
     ``check(state, step)``. evaluate: ``(model, step) -> metrics``. evaluation: builds ``evaluate``, as
-    ``smalti.evals.in_loop.heldout_hook`` does. tasks: builds the evaluation of ``evals``, as
+    ``smalti.evals.in_loop.heldout_hook`` does. tasks: builds the evaluation of ``evals`` and its hooks, as
     ``smalti.evals.in_loop_suite.suite_hook`` does. origins: origin of each config value, for the provenance and the
     check of ``init_from``. fork: as ``--fork``.
     """

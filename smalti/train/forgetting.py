@@ -10,7 +10,8 @@ from smalti.config.run import JobConfig, RunConfig
 from smalti.distributed.group import world
 from smalti.track.report.continued import Change, percent, require_same_settings
 from smalti.track.report.read import read_run
-from smalti.train.loop import Hook, Job
+from smalti.train.hooks import Hook
+from smalti.train.loop import Job
 
 
 def watch(config: JobConfig) -> list[Hook]:

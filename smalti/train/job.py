@@ -40,7 +40,8 @@ from smalti.train import microbatch as microbatches
 from smalti.train import pipeline as pipelines
 from smalti.train.batches import Batches, TokenBatches
 from smalti.train.gradient_sums import with_gradient_sums
-from smalti.train.loop import Evaluate, Hook, Job, fit
+from smalti.train.hooks import Hook
+from smalti.train.loop import Evaluate, Job, fit
 from smalti.train.loss import LanguageLoss
 from smalti.train.optim import build_optimizer, moments
 from smalti.train.recorder import build_recorder
@@ -52,8 +53,8 @@ MakeEvaluate = Callable[[RunConfig, Mapping[str, bytes], Mesh], Evaluate | None]
 """(config, what rank 0 has read of sources and held-out sets, mesh) -> the evaluation of held-out loss."""
 
 
-MakeTasks = Callable[[RunConfig, Mesh], Evaluate | None]
-"""(config, mesh) -> the evaluation of the tasks of ``evals``."""
+MakeTasks = Callable[[RunConfig, Mesh], tuple[Evaluate | None, Sequence[Hook]]]
+"""(config, mesh) -> the evaluation of the tasks of ``evals`` on all ranks, and the hooks that run other tasks."""
 
 
 def run(
@@ -87,7 +88,8 @@ def run(
 def set_tasks(job: Job, config: RunConfig, tasks: MakeTasks) -> None:
     """Build the tasks of ``evals``, if the config has them."""
     if config.evals is not None:
-        job.evaluate_tasks, job.tasks_every = tasks(config, job.mesh), config.evals.every
+        job.evaluate_tasks, hooks = tasks(config, job.mesh)
+        job.hooks, job.tasks_every = (*job.hooks, *hooks), config.evals.every
 
 
 @dataclass

@@ -27,11 +27,12 @@ from smalti.track.sinks.feed import Events
 from smalti.train.batches import Batches, TokenBatches
 from smalti.train.cadence import Cadence
 from smalti.train.garbage_collection import GarbageCollection
+from smalti.train.hooks import Hook, closing_hooks, wait_for_hooks
 from smalti.train.oom import Reporter
 from smalti.train.read_ahead import ReadAhead
 from smalti.train.recorder import NotFinite, Recorder
 from smalti.train.signals import Stop, StopSignals
-from smalti.train.step import Loss, StepResult, TrainState, train_step
+from smalti.train.step import Loss, TrainState, train_step
 from smalti.train.vote import Vote
 
 Evaluate = Callable[[nn.Module, int], dict[str, float]]
@@ -45,25 +46,6 @@ _VOTE_EVERY_S = 0.5
 """Seconds between two votes on a stop while ranks wait for data."""
 READ_THREADS = 8
 """Maximum number of batches to read concurrently, where a store's latency requires it."""
-
-
-class Hook:
-    """Base class of code that the loop calls at fixed points, on every rank; all methods do nothing."""
-
-    def on_start(self, job: "Job") -> None:
-        """Called before the first step of this attempt."""
-
-    def on_step(self, job: "Job", result: StepResult) -> None:
-        """Called after each step. Reading a tensor of ``result`` waits for the device."""
-
-    def on_eval(self, job: "Job", metrics: Mapping[str, float]) -> None:
-        """Called after an evaluation; the metrics are the same on every rank."""
-
-    def on_checkpoint(self, job: "Job", path: str) -> None:
-        """Called after a checkpoint is complete."""
-
-    def on_stop(self, job: "Job") -> None:
-        """Called after the last step of this attempt, if it ends without an error."""
 
 
 @dataclass
@@ -125,7 +107,10 @@ def fit(job: Job) -> None:
     """
     if job.state.step >= job.total_steps:
         log.get("train").info("%s is finished: all %d steps are done", job.folder.path, job.state.step)
-        with job.recorder:
+        with StopSignals() as signals, job.recorder, closing_hooks(job):
+            stop = wait_for_hooks(job, signals, Vote(2))
+            if stop:
+                _end(job, stop)
             job.status("done")
         return
     loop = _Loop(job)
@@ -133,6 +118,7 @@ def fit(job: Job) -> None:
     with (
         StopSignals() as loop.signals,
         job.recorder,
+        closing_hooks(job),
         _read_ahead(job) as loop.batches,
         GarbageCollection() as loop.garbage,
     ):
@@ -263,9 +249,10 @@ class _Loop:
 
     def end(self) -> None:
         """Call the hooks; report the end of the run, or raise the error of a stop."""
+        stop = wait_for_hooks(self.job, self.signals, self._vote) if self._is_last else self.agreed.stop
         for hook in self.job.hooks:
             hook.on_stop(self.job)
-        _end(self.job, self.agreed.stop)
+        _end(self.job, stop)
 
     def _agree(self) -> None:
         stop, save, evaluate, lacks_batch = self._vote.result()
@@ -388,7 +375,7 @@ def checkpoint_metadata(job: Job) -> dict[str, Any]:
 
 def _end(job: Job, stop: Stop) -> None:
     step = job.state.step
-    if stop == Stop.NONE or step == job.total_steps:
+    if stop == Stop.NONE:
         job.events.write("run_finished", step=step)
         job.status("done")
         return

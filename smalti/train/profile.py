@@ -39,7 +39,8 @@ from smalti.track.profiles import (
     split,
     write,
 )
-from smalti.train.loop import Hook, Job
+from smalti.train.hooks import Hook
+from smalti.train.loop import Job
 from smalti.train.step import StepResult
 
 _KINDS = (

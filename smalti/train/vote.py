@@ -17,8 +17,9 @@ class Vote:
         self._group = dist.new_group(backend="gloo") if dist.get_world_size() > 1 else None
 
     def start(self, *values: int) -> None:
-        """Send this rank's values (0 for no)."""
-        self._ballot.copy_(torch.tensor(values, dtype=torch.int32))
+        """Send this rank's values (0 for no); those that are not given are 0."""
+        missing = len(self._ballot) - len(values)
+        self._ballot.copy_(torch.tensor([*values, *[0] * missing], dtype=torch.int32))
         if self._group is not None:
             self._work = dist.all_reduce(self._ballot, op=dist.ReduceOp.MAX, group=self._group, async_op=True)
 

@@ -24,8 +24,9 @@ from smalti.model.decoder import Decoder
 from smalti.model.init import draw, init_weights
 from smalti.train.batches import IGNORE, Microbatch
 from smalti.train.expert_balance import ExpertBalance
+from smalti.train.hooks import Hook
 from smalti.train.job import build, tensors_of
-from smalti.train.loop import Hook, fit
+from smalti.train.loop import fit
 from smalti.train.loss import LanguageLoss
 from smalti.train.optim import build_optimizer
 from smalti.train.step import TrainState, train_step

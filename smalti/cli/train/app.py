@@ -225,7 +225,7 @@ def _done_text(folder: "RunFolder", seconds: float | None, *, exportable: bool) 
     from smalti.base.units import format_seconds
 
     rows = folder.metrics()
-    steps = int(rows[-1]["step"]) if rows else folder.saved_step() or 0
+    steps = max(int(row["step"]) for row in rows) if rows else folder.saved_step() or 0
     text = f"{folder.path}: done, {steps} {'step' if steps == 1 else 'steps'}"
     text += " (already finished)" if seconds is None else f" in {format_seconds(seconds)}"
     resumed = f" (attempt {folder.attempt})" if folder.attempt else ""

@@ -39,8 +39,11 @@ def export(
     output: str | Path | None = None,
     dtype: Literal["fp32", "bf16", "fp16"] = "fp32",
     merge: bool = False,
+    checkpoints: str | Path | None = None,
 ) -> str:
     """Write the newest complete checkpoint (or that of ``step``) of a run to ``output``, default ``RUN/export``.
+
+    ``checkpoints``: the folder that has it, default ``RUN/checkpoints``.
 
     Return the folder. It appears complete or not at all, and replaces an older one; before that, config and weights are
     read back and must be equal to the bit. The model is never whole in memory. Of a run that trained adapters these
@@ -52,7 +55,7 @@ def export(
     if dtype not in _DTYPES:
         raise UserError(f"dtype={dtype} is not known", allowed=", ".join(_DTYPES))
     config = load(RunConfig, str(run)).config
-    source = _checkpoint(run, step)
+    source = _checkpoint(run, step, run / "checkpoints" if checkpoints is None else Path(checkpoints))
     if config.adapter is None and merge:
         raise UserError(f"--merge has no effect: the run {run} trained all weights", hint=f"smalti export {run}")
     if config.adapter is not None and not merge:
@@ -148,8 +151,7 @@ def verify(folder: str | Path) -> float:
     return error_frac
 
 
-def _checkpoint(run: Path, step: int | None) -> str:
-    folder = run / "checkpoints"
+def _checkpoint(run: Path, step: int | None, folder: Path) -> str:
     if step is None:
         newest = checkpoint.newest(folder)
         if newest is None:

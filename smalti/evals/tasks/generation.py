@@ -14,7 +14,7 @@ from smalti.evals.results import TaskResult
 from smalti.evals.tasks.accuracy import accuracy
 from smalti.evals.tasks.items import Item
 from smalti.evals.tasks.prompts import Prompt, limit_of, make_prompts
-from smalti.evals.tasks.windows import TooLong, chat_ids, cut_ids, head_ids, prompt_ids, require_whole
+from smalti.evals.tasks.windows import Encoder, TooLong, chat_ids, cut_ids, head_ids, prompt_ids, require_whole
 from smalti.serve.engine.engine import Engine
 from smalti.serve.engine.offline import generate
 from smalti.serve.engine.sampling import SamplingParams
@@ -88,20 +88,39 @@ def complete(
     stop: tuple[str, ...],
 ) -> list[Completed]:
     """Generate an answer of at most ``n_new`` tokens to the prompt of each item."""
-    if n_new >= seq_len:
+    rows = prompt_rows(task, items, engine, config, seq_len, chat, n_new=n_new)
+    answered = generate(engine, [ids for _, ids, _ in rows], SamplingParams(max_tokens=n_new, stop=stop))
+    return [
+        Completed(prompt, answer.text, answer.finish_reason == "length", is_cut)
+        for answer, (prompt, _, is_cut) in zip(answered, rows, strict=True)
+    ]
+
+
+def prompt_rows(
+    task: TaskConfig,
+    items: Sequence[Item],
+    encoder: Encoder,
+    config: EvalConfig,
+    seq_len: int,
+    chat: ChatFormat | None,
+    *,
+    n_new: int,
+) -> list[tuple[Prompt, list[int], bool]]:
+    """Return each prompt with its tokens, and whether it was cut to leave room for an answer of ``n_new`` tokens.
+
+    Raises TooLong where there is no room, and with ``cut_prompts=false`` where a prompt was cut.
+    """
+    room = seq_len - n_new
+    if room < 1:
         raise TooLong(
             f"an answer has up to {n_new} tokens, and the longest context is {seq_len}",
             hint="leave the task out, or evaluate with a longer seq_len",
         )
     prompts = make_prompts(task, items, mode=config.mode, limit=limit_of(task, config))
-    rows = [_ids(engine, prompt, seq_len - n_new, config.mode, chat) for prompt in prompts]
+    rows = [(prompt, *_ids(encoder, prompt, room, config.mode, chat)) for prompt in prompts]
     if not config.cut_prompts:
-        require_whole(sum(is_cut for _, is_cut in rows), len(rows), seq_len - n_new)
-    answered = generate(engine, [ids for ids, _ in rows], SamplingParams(max_tokens=n_new, stop=stop))
-    return [
-        Completed(prompt, answer.text, answer.finish_reason == "length", is_cut)
-        for prompt, answer, (_, is_cut) in zip(prompts, answered, rows, strict=True)
-    ]
+        require_whole(sum(is_cut for *_, is_cut in rows), len(rows), room)
+    return rows
 
 
 def shares(completed: Sequence[Completed]) -> dict[str, float]:
@@ -112,20 +131,20 @@ def shares(completed: Sequence[Completed]) -> dict[str, float]:
     }
 
 
-def _ids(engine: Engine, prompt: Prompt, room: int, mode: Mode, chat: ChatFormat | None) -> tuple[list[int], bool]:
+def _ids(encoder: Encoder, prompt: Prompt, room: int, mode: Mode, chat: ChatFormat | None) -> tuple[list[int], bool]:
     """Return the tokens of a prompt, at most ``room``, and whether it was cut."""
     if chat is not None and prompt.item.messages:
-        ids = chat.prompt_ids(prompt.item.messages, engine.tokenizer, engine.begin_id)
+        ids = chat.prompt_ids(prompt.item.messages, encoder.tokenizer, encoder.begin_id)
         if len(ids) > room:
             raise TooLong(f"line {prompt.item.line}: a conversation of {len(ids)} tokens; there is room for {room}")
         return ids, False
     if chat is not None:
-        return chat_ids(engine, chat, prompt.text, room)
-    ids = prompt_ids(engine, prompt, mode)
+        return chat_ids(encoder, chat, prompt.text, room)
+    ids = prompt_ids(encoder, prompt, mode)
     return cut_ids(ids, room, keep_first=mode == "fixed"), len(ids) > room
 
 
-def max_new_tokens(task: TaskConfig, items: Sequence[Item], engine: Engine) -> int:
+def max_new_tokens(task: TaskConfig, items: Sequence[Item], encoder: Encoder) -> int:
     """Return the longest answer: the task's own, or the longest of the file with its reasoning, and 10 more."""
     if task.max_new_tokens is not None:
         return task.max_new_tokens
@@ -134,4 +153,4 @@ def max_new_tokens(task: TaskConfig, items: Sequence[Item], engine: Engine) -> i
         for item in items
         for answer in item.answers
     }
-    return max(1, *(len(head_ids(engine, text)) for text in texts)) + (_SPARE_TOKENS if task.answer_delimiter else 0)
+    return max(1, *(len(head_ids(encoder, text)) for text in texts)) + (_SPARE_TOKENS if task.answer_delimiter else 0)

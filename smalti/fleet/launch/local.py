@@ -1,25 +1,22 @@
 """Starts the ranks of one attempt on this machine, each a child in its own session with torchrun's variables."""
 
-import ctypes
 import os
 import signal
 import socket
 import subprocess
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
 
+from smalti.base import log
 from smalti.base.env import child_environment
+from smalti.base.processes import die_with_parent
 from smalti.track.line_file import disk_trouble
 
 LOST_PEER = 76
 """Exit code between rank and agent only: this rank failed because another one is gone, and has printed nothing."""
-
-_PR_SET_PDEATHSIG = 1
-_TAIL_BYTES = 65_536
 
 
 @dataclass
@@ -65,13 +62,7 @@ class Rank:
 
     def last_lines(self, count: int) -> list[str]:
         """Return the last lines of its log file."""
-        try:
-            with open(self.log, "rb") as file:
-                file.seek(max(0, os.fstat(file.fileno()).st_size - _TAIL_BYTES))
-                text = file.read().decode("utf-8", errors="replace")
-        except OSError:
-            return []
-        return [line for line in text.splitlines() if line.strip()][-count:]
+        return log.last_lines(self.log, count)
 
 
 def start(
@@ -129,20 +120,3 @@ def _start_one(command: Sequence[str], rank: int, environment: dict[str, str], l
             preexec_fn=die_with_parent(signal.SIGKILL),
         )
     return Rank(rank, process, log)
-
-
-def die_with_parent(number: signal.Signals) -> Callable[[], None] | None:
-    """Return a ``preexec_fn`` with which the kernel sends the child ``number`` when its parent ends in any manner.
-
-    Linux only; None elsewhere. "Parent" is the thread that starts the child.
-    """
-    if not sys.platform.startswith("linux"):
-        return None
-    prctl, parent = ctypes.CDLL(None, use_errno=True).prctl, os.getpid()
-
-    def arm() -> None:
-        prctl(_PR_SET_PDEATHSIG, int(number), 0, 0, 0)
-        if os.getppid() != parent:  # it ended between fork and prctl
-            os._exit(1)
-
-    return arm
