@@ -142,6 +142,18 @@ TABLE: tuple[Metric, ...] = (
         "Held-out bits per byte, estimated in the loop: tokens per byte are those of all held-out text.",
     ),
     Metric(
+        "metrics/eval/<source>/preference_<measure>",
+        "as the measure",
+        "mean over held-out pairs",
+        "A measure of preference/ on held-out pairs, and preference_loss.",
+    ),
+    Metric(
+        "metrics/eval/<source>/reward_<measure>",
+        "as the measure",
+        "mean over held-out pairs",
+        "A measure of reward/ on held-out pairs, and reward_loss.",
+    ),
+    Metric(
         "icl/metrics/<suite>/<task>",
         "1",
         "mean over questions",

@@ -168,29 +168,38 @@ class TokenBatches:
         require_below(batch.tokens[row], vocab_size, name, place)
 
     def _to_device(self, rows: Batch) -> Microbatch:
-        """Copy the tokens as stored, 2 bytes each; the rest is computed on the device."""
+        return to_microbatch(rows, self._device, mask_documents=self._mask_documents, own_part=self._own_part)
 
-        def tensor(array: Any) -> Tensor:
-            return torch.from_numpy(array).to(self._device, non_blocking=True)
 
-        tokens = tensor(rows.tokens).to(torch.int64)
-        inputs, targets = tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
-        # no in-place changes: inputs and targets of a single row share memory
-        if rows.masked is not None:
-            targets = targets.masked_fill(tensor(rows.masked), IGNORE)
-        begins = None
-        if rows.joints is not None:
-            row, column, token = (tensor(array) for array in rows.joints)
-            inputs = inputs.index_put((row, column), token)
-            begins = torch.zeros_like(inputs, dtype=torch.bool)
-            begins[row, column] = True
-        elif rows.eod_id is not None:
-            begins = inputs == rows.eod_id
-        positions, documents = _numbered(inputs, begins if self._mask_documents else None)
-        n_documents = rows.runs if documents is not None and self._device.type != "cpu" else None
-        own_part = self._own_part
-        values = {name: tensor(table) for name, table in rows.values.items()}
-        return Microbatch(own_part(inputs), own_part(targets), own_part(positions), documents, n_documents, values)
+def to_microbatch(
+    rows: Batch,
+    device: torch.device,
+    *,
+    mask_documents: bool,
+    own_part: Callable[[Tensor], Tensor] = lambda rows_ST: rows_ST,
+) -> Microbatch:
+    """Return rows as tensors on a device. Tokens are copied as stored, 2 bytes each; the rest is computed there."""
+
+    def tensor(array: Any) -> Tensor:
+        return torch.from_numpy(array).to(device, non_blocking=True)
+
+    tokens = tensor(rows.tokens).to(torch.int64)
+    inputs, targets = tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
+    # no in-place changes: inputs and targets of a single row share memory
+    if rows.masked is not None:
+        targets = targets.masked_fill(tensor(rows.masked), IGNORE)
+    begins = None
+    if rows.joints is not None:
+        row, column, token = (tensor(array) for array in rows.joints)
+        inputs = inputs.index_put((row, column), token)
+        begins = torch.zeros_like(inputs, dtype=torch.bool)
+        begins[row, column] = True
+    elif rows.eod_id is not None:
+        begins = inputs == rows.eod_id
+    positions, documents = _numbered(inputs, begins if mask_documents else None)
+    n_documents = rows.runs if documents is not None and device.type != "cpu" else None
+    values = {name: tensor(table) for name, table in rows.values.items()}
+    return Microbatch(own_part(inputs), own_part(targets), own_part(positions), documents, n_documents, values)
 
 
 def _numbered(inputs: Tensor, begins: Tensor | None) -> tuple[Tensor, Tensor | None]:

@@ -22,6 +22,8 @@ ELSEWHERE = {
     "icl/metrics/": "evals/in_loop_suite.py",  # tests/evals/test_in_loop_suite.py
     "loss/train/divergence": "tune/distill.py",
     "loss/train/targets": "tune/preference/loss.py",
+    "metrics/eval/<source>/preference_": "tune/heldout.py",
+    "metrics/eval/<source>/reward_": "tune/heldout.py",
     "preference/": "tune/preference/loss.py",
     "reward/": "tune/reward/loss.py",
     "system/gpu<i>/": "track/system.py",

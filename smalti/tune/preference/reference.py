@@ -1,0 +1,112 @@
+"""The reference model of a preference loss: log-probabilities computed before the run, or by a frozen model in it.
+
+There is no dropout, so both give the same values up to rounding.
+
+Shapes: S rows, T tokens, K sequences of a row.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor, nn
+
+from smalti.base.progress import Progress, no_progress
+from smalti.config.train import LossConfig
+from smalti.data.examples import Example
+from smalti.distributed.checkpoint import base
+from smalti.model.decoder import Decoder
+from smalti.model.dtypes import DTYPES
+from smalti.train.batches import IGNORE, Microbatch
+from smalti.train.origin import model_of
+from smalti.tune.heads.log_probs import log_probs_head
+from smalti.tune.preference.loss import REFERENCE_COLUMNS, log_probs
+from smalti.tune.sequences import Sequences
+
+_BATCH_TOKENS = 8192
+
+Ids = tuple[Sequence[int], Sequence[int]]
+"""(ids, mask) of a sequence."""
+
+
+class LiveReference:
+    """Log-probabilities by a frozen model, computed beside the model that is trained; a ``Reference``."""
+
+    def __init__(self, model: nn.Module, loss: LossConfig, soft_cap: float | None) -> None:
+        self._model, self._loss, self._soft_cap = model, loss, soft_cap
+
+    @torch.no_grad()
+    def __call__(self, microbatch: Microbatch, sequences: Sequences) -> Tensor:
+        """Return the log-probability of each sequence [S, K]."""
+        chunk_bytes = self._loss.tile_bytes(microbatch.inputs.device.type)
+        return log_probs(self._model, microbatch, sequences, soft_cap=self._soft_cap, chunk_bytes=chunk_bytes)
+
+
+def identity(origin: str) -> str:
+    """Return the SHA-256 that identifies the weights of a run, a checkpoint or a Hugging Face folder."""
+    return base.identity(base.find(origin), origin)["sha256"]
+
+
+def with_reference(
+    examples: Sequence[Example], origin: str, compute: str, *, progress: Progress = no_progress
+) -> list[Example]:
+    """Return the examples with the columns ``REFERENCE_COLUMNS``: log-probabilities by the model of ``origin``.
+
+    compute: ``fp32`` or ``bf16``, the format of matmuls in training. The whole model is on one device, a GPU if there
+    is one.
+    """
+    model = _load(origin).to(torch.device("cuda" if torch.cuda.is_available() else "cpu"), DTYPES[compute])
+    sequences = [sequence for example in examples for sequence in example.sequences]
+    values = sequence_log_probs(model, sequences, progress=progress).reshape(len(examples), -1)
+    return [
+        replace(example, values={**example.values, **dict(zip(REFERENCE_COLUMNS, pair, strict=True))})
+        for example, pair in zip(examples, values.tolist(), strict=True)
+    ]
+
+
+def sequence_log_probs(
+    model: Decoder, sequences: Sequence[Ids], *, batch_tokens: int = _BATCH_TOKENS, progress: Progress = no_progress
+) -> npt.NDArray[np.float64]:
+    """Return the log-probability of each sequence's tokens in the loss, summed, in nats.
+
+    Sequences of similar length are computed together, in rows padded to the right.
+    """
+    device, soft_cap = next(model.parameters()).device, model.config.final_logit_softcapping
+    order = sorted(range(len(sequences)), key=lambda number: -len(sequences[number][0]))
+    results = np.zeros(len(sequences))
+    start = 0
+    while start < len(order):
+        width = len(sequences[order[start]][0]) - 1
+        rows = order[start : start + max(1, batch_tokens // width)]
+        inputs, targets = _padded([sequences[number] for number in rows], width)
+        with torch.inference_mode():
+            head = log_probs_head(torch.from_numpy(targets).to(device), soft_cap=soft_cap)
+            values_ST: Tensor = model(torch.from_numpy(inputs).to(device), head=head).value
+            results[rows] = values_ST.double().sum(dim=1).cpu().numpy()
+        start += len(rows)
+        progress("reference log-probabilities", start, len(order), "sequence")
+    return results
+
+
+def _padded(sequences: Sequence[Ids], width: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    inputs = np.zeros((len(sequences), width), dtype=np.int64)
+    targets = np.full((len(sequences), width), IGNORE, dtype=np.int64)
+    for row, (ids, mask) in enumerate(sequences):
+        size = len(ids) - 1
+        inputs[row, :size] = ids[:-1]
+        targets[row, :size] = np.where(mask[1:], ids[1:], IGNORE)
+    return inputs, targets
+
+
+def _load(origin: str) -> Decoder:
+    with torch.device("meta"):
+        model = Decoder(model_of(origin))
+    weights = base.weights(base.find(origin))
+    state: dict[str, Any] = {name: weights[name] for name in model.state_dict() if name in weights}
+    for name, buffer in model.named_buffers():
+        state.setdefault(name, torch.zeros(buffer.shape, dtype=buffer.dtype))  # biases that were never trained
+    model.load_state_dict(state, strict=True, assign=True)
+    return model.eval()

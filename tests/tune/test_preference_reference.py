@@ -1,0 +1,95 @@
+"""The reference of preference losses: computed before the run, or live beside the model, is the same."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from example_rows import Answer, Pair, pack, some_pairs
+from tiny_models import family_config, llama_config
+
+from smalti.base.errors import DataError
+from smalti.config.preference import PreferenceConfig
+from smalti.config.train import LossConfig
+from smalti.data.examples import Example
+from smalti.model.decoder import Decoder
+from smalti.model.huggingface import save_folder
+from smalti.model.init import init_weights
+from smalti.tune.pairs import require_pairs, with_last_inputs, with_mismatched
+from smalti.tune.preference.loss import cached_reference, preference_loss
+from smalti.tune.preference.reference import LiveReference, identity, sequence_log_probs, with_reference
+
+PAIRS = some_pairs(6)
+
+
+def _example(pair: Pair, number: int) -> Example:
+    sequences = tuple((answer.ids, (0, *map(int, answer.mask))) for answer in (pair.first, pair.second))
+    return Example(sequences, {"margin": pair.values["margin"]}, str(number))
+
+
+def _saved(folder: Path, seed: int, kind: str = "llama") -> Decoder:
+    config = llama_config() if kind == "llama" else family_config(kind, 257, 64)
+    model = Decoder(config)
+    init_weights(model, config, seed=seed)
+    save_folder(folder, config, model.state_dict(), eod_id=256, dtype=torch.float32)
+    return model
+
+
+@pytest.mark.parametrize("kind", ["llama", "mixtral"])
+def test_cached_and_live_references_are_equal(tmp_path: Path, kind: str) -> None:
+    reference, policy = _saved(tmp_path / "reference", 1, kind), Decoder(family_config(kind, 257, 64))
+    init_weights(policy, policy.config, seed=2)
+    examples = with_reference([_example(pair, i) for i, pair in enumerate(PAIRS)], str(tmp_path / "reference"), "fp32")
+    pairs = [replace(pair, values=dict(e.values)) for pair, e in zip(PAIRS, examples, strict=True)]
+    assert sorted(pairs[0].values) == ["margin", "reference_first", "reference_second"]
+    microbatch = pack([pairs[:2], pairs[2:]], dtype=torch.float32)
+    config, loss = PreferenceConfig(), LossConfig()
+    live = LiveReference(reference, loss, None)
+    results = [
+        preference_loss(policy.config, config, loss, each)(policy, microbatch) for each in (cached_reference, live)
+    ]
+    torch.testing.assert_close(results[0], results[1], rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(results[0][0], results[1][0], rtol=1e-5, atol=1e-5)
+    ids = torch.tensor([PAIRS[3].first.ids])
+    log_p = reference(ids[:, :-1]).value.log_softmax(-1).gather(2, ids[:, 1:, None])[0, :, 0].detach()
+    expected = float((log_p * torch.tensor(PAIRS[3].first.mask)).sum())
+    assert pairs[3].values["reference_first"] == pytest.approx(expected, rel=1e-5)
+
+
+def test_batches_do_not_change_a_reference(tmp_path: Path) -> None:
+    model = _saved(tmp_path, 1)
+    sequences = [sequence for number, pair in enumerate(PAIRS) for sequence in _example(pair, number).sequences]
+    whole = sequence_log_probs(model, sequences)
+    assert sequence_log_probs(model, sequences, batch_tokens=1) == pytest.approx(whole, rel=1e-5)
+    assert identity(str(tmp_path)) == identity(str(tmp_path))
+    _saved(tmp_path / "other", 2)
+    assert identity(str(tmp_path / "other")) != identity(str(tmp_path))
+
+
+def test_a_mismatched_answer_is_of_the_next_example() -> None:
+    def of(prompt: list[int], answer: list[int], label: float) -> Example:
+        return Example(((prompt + answer, [0] * len(prompt) + [1] * len(answer)),), {"label": label}, str(prompt))
+
+    examples = with_mismatched([of([1, 2], [3], 1), of([4], [5, 6, 7], 0), of([8, 9], [10], 1)], longest=6)
+    assert [list(map(list, e.sequences[1])) for e in examples] == [
+        [[1, 2, 5, 6, 7], [0, 0, 1, 1, 1]],
+        [[4, 10], [0, 1]],
+        [[8, 9, 3], [0, 0, 1]],
+    ]
+    assert [e.values for e in examples] == [{"label": 1.0}, {"label": 0.0}, {"label": 1.0}]
+    short = with_mismatched([of([1, 2], [3], 1), of([4], [5, 6, 7], 0)], longest=4)[0]
+    assert list(short.sequences[1][0]) == [1, 2, 5], "cut to the room of the row"
+    with pytest.raises(DataError, match="leaves no room"):
+        with_mismatched([of([1, 2, 3], [4], 1), of([4], [5], 0)], longest=4)
+    with pytest.raises(DataError, match="one example alone"):
+        with_mismatched([of([1], [2], 1)], longest=9)
+    with pytest.raises(DataError, match="not an answer with a label"):
+        with_mismatched([_example(PAIRS[0], 0)], longest=9)
+
+
+def test_examples_of_reward_models_end_with_one_more_input() -> None:
+    first = Answer((1, 2, 3), (False, True))
+    (example,) = with_last_inputs([_example(Pair(first, first, {"margin": 1.0}), 0)], token=9)
+    assert [(list(ids), list(mask)) for ids, mask in example.sequences] == [([1, 2, 3, 9], [0, 0, 1, 0])] * 2
+    with pytest.raises(DataError, match="has one answer"):
+        require_pairs([replace(example, sequences=example.sequences[:1])])
