@@ -21,8 +21,8 @@ from smalti.config import schema
 from smalti.config.curate import CurateConfig, TokenizeConfig
 from smalti.config.dedup import DedupConfig
 from smalti.config.eval import EvalConfig
+from smalti.config.examples import ExamplesConfig
 from smalti.config.run import RunConfig
-from smalti.config.tune import ExamplesConfig
 from smalti.track.events import EVENTS
 from smalti.track.names import TABLE
 

@@ -20,6 +20,7 @@ _COMMANDS = {
     "curate": "smalti data curate",
     "tokenize": "smalti data tokenize",
     "dedup": "smalti data dedup",
+    "tune": "smalti tune sft",
     "eval": "smalti eval run",
     "model": "section model: of a run; presets are of this kind",
 }
@@ -162,10 +163,22 @@ def _guess(name: str) -> str:
             raise
         raise UserError(error.message, allowed=error.allowed, hint=hint) from error
     keys = keys_of(recipe.text)
+    if _is_tuning(recipe.text, recipe.path) and recipe.run is None:
+        return "tune"
     models = _models()
     known = {kind: len(keys & set(model.model_fields)) for kind, model in models.items()}
     likely = [kind for kind in models if known[kind] == max(known.values())]
     return next((kind for kind in likely if kind in Path(recipe.label).stem), likely[0])
+
+
+def _is_tuning(text: str, path: str) -> bool:
+    """Return whether a recipe or its base has a section ``tune``."""
+    from smalti.config.find import find_recipe, keys_of
+    from smalti.config.yaml_lines import parse
+
+    value = parse(text, path).value
+    base = value.get("base") if isinstance(value, dict) else None
+    return "tune" in keys_of(text) or (isinstance(base, str) and "tune" in keys_of(find_recipe(base, beside=path).text))
 
 
 def _load(kind: str, name: str, overrides: list[str]) -> "Loaded[Any]":
@@ -186,9 +199,10 @@ def _models() -> "dict[str, type[Config]]":
     from smalti.config.eval import EvalConfig
     from smalti.config.model import ModelConfig
     from smalti.config.run import RunConfig
+    from smalti.config.tune import TuneRecipe
 
     kinds: dict[str, type[Config]] = {"train": RunConfig, "curate": CurateConfig, "tokenize": TokenizeConfig}
-    return kinds | {"dedup": DedupConfig, "eval": EvalConfig, "model": ModelConfig}
+    return kinds | {"dedup": DedupConfig, "eval": EvalConfig, "model": ModelConfig, "tune": TuneRecipe}
 
 
 def _model(kind: str) -> "type[Config]":

@@ -20,7 +20,10 @@ class Dtype(StrEnum):
 @app.command(epilog="Example: smalti export runs/demo --dtype bf16 --verify")
 def export(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder, or its name in runs/.")],
-    step: Annotated[int | None, typer.Option(help="Step of the checkpoint; absent: the newest complete one.")] = None,
+    step: Annotated[
+        int | None,
+        typer.Option(help="Step of the checkpoint; absent: the best of train.checkpoint.best, else the newest."),
+    ] = None,
     output: Annotated[Path | None, typer.Option(help="Folder to write; absent: RUN/export.")] = None,
     dtype: Annotated[Dtype, typer.Option(help="Number format of the weights.")] = Dtype.FP32,
     merge: Annotated[
@@ -40,7 +43,7 @@ def export(
     from smalti.base.units import format_bytes
     from smalti.cli.extras import need
     from smalti.distributed.checkpoint import export as exporter
-    from smalti.distributed.checkpoint.export_adapter import RECORD
+    from smalti.distributed.checkpoint.card import RECORD
     from smalti.track.run import resolve
     from smalti.track.trackers import publish
 

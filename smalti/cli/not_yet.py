@@ -1,10 +1,9 @@
 """Commands that are planned and not implemented yet, each with the nearest alternative."""
 
 NOT_YET = {
-    "tune sft": "smalti train RECIPE.yaml init_from=MODEL trains a finished model on data of your own",
-    "tune preference": "smalti train RECIPE.yaml init_from=MODEL trains a finished model on data of your own",
-    "tune reward": "smalti train RECIPE.yaml init_from=MODEL trains a finished model on data of your own",
-    "tune rl": "smalti train RECIPE.yaml init_from=MODEL trains a finished model on data of your own",
+    "tune preference": None,
+    "tune reward": None,
+    "tune rl": None,
     "tune synth": None,
     "tune compare": "smalti eval compare RUN RUN compares two runs",
     "bench": "smalti serve MODEL; its /metrics counts time to the first token, time per token and tokens",

@@ -8,10 +8,10 @@ import os
 import re
 import sys
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from smalti.config.load import Loaded
+    from smalti.config.load import Additions, Loaded
     from smalti.config.model import ModelConfig
     from smalti.config.run import RunConfig
 
@@ -22,11 +22,22 @@ _PATHS = re.compile(
 
 
 def load_run(recipe: str, overrides: Sequence[str] = ()) -> "Loaded[RunConfig]":
-    """Load the config of a run; without a section ``model`` it gets that of ``init_from``."""
+    """Load the config of a run; without a section ``model`` it gets that of ``init_from``.
+
+    For a section ``tune`` the examples are tokenized, unless an earlier command has.
+    """
     from smalti.config.load import load
     from smalti.config.run import RunConfig
 
-    return load(RunConfig, recipe, overrides, origin_model=_model_of)
+    return load(RunConfig, recipe, overrides, origin_model=_model_of, complete=_with_examples)
+
+
+def _with_examples(values: "Mapping[str, Any]") -> "Additions":
+    if not values.get("tune"):
+        return {}, ""
+    from smalti.tune.prepare import complete
+
+    return complete(values)
 
 
 def _model_of(source: str) -> "ModelConfig":

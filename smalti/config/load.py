@@ -30,6 +30,8 @@ __all__ = ["Loaded", "dump", "flatten", "from_dict", "json_schema", "load", "sho
 DEFAULT = "default"
 
 C = TypeVar("C", bound=Config)
+Additions = tuple[Mapping[str, Any], str]
+"""Nested values to add to a recipe, and their origin."""
 
 
 @dataclass(frozen=True)
@@ -49,11 +51,14 @@ def load(
     overrides: Sequence[str] = (),
     *,
     origin_model: Callable[[str], ModelConfig] | None = None,
+    complete: Callable[[Mapping[str, Any]], Additions] | None = None,
 ) -> Loaded[C]:
     """Load a recipe (file, run folder, or name in the package). Raises one UserError with all problems.
 
     origin_model: function that returns the model of an origin ``init_from``, for a recipe whose section ``model`` is
     absent or lacks required fields.
+    complete: function that computes further values from those of a recipe, with their origin; not called for a run
+    folder, which has them.
     """
     source = find_recipe(name_or_path, fields=config_class.model_fields)
     tree = _mapping(parse(source.text, source.label))
@@ -65,6 +70,9 @@ def load(
     if origin_model is not None:
         tree = _with_origin(tree, overrides, origin_model)
     tree = _resolved(config_class, tree, overrides)
+    if complete is not None and source.run is None:
+        values, origin = complete(tree.value)
+        _merge(tree, (), values, dict.fromkeys(paths_of(values), origin))
     return Loaded(*_validate(config_class, tree, source.label), source.path)
 
 

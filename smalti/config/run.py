@@ -15,6 +15,7 @@ from smalti.config.profile import ProfileConfig
 from smalti.config.schema import Config, NotAllowed, Whole, placement
 from smalti.config.track import TrackConfig
 from smalti.config.train import TrainConfig
+from smalti.config.tune import TuneConfig
 
 
 class JobConfig(Config):
@@ -89,6 +90,8 @@ class RunConfig(JobConfig):
     """The data."""
     adapter: AdapterConfig | None = None
     """Adapters to train in place of the weights, which come from ``init_from``; absent: all weights are trained."""
+    tune: TuneConfig | None = None
+    """Tuning on examples, by ``smalti tune``; absent: training on documents."""
     evals: InLoopConfig | None = placement(None)
     """Tasks that run during training; absent: held-out loss alone (``train.eval_every``)."""
 
@@ -148,6 +151,16 @@ class RunConfig(JobConfig):
             )
         self.adapter.check(self.model)
         self.adapter.check_axes(self.train.parallel)
+        return self
+
+    @model_validator(mode="after")
+    def _tunes_a_model(self) -> Self:
+        if self.tune is not None and self.init_from is None:
+            raise NotAllowed(
+                "tune without init_from: there is no model to tune",
+                allowed="a run folder, a checkpoint or a Hugging Face folder",
+                hint="init_from=runs/NAME/export",
+            )
         return self
 
     @model_validator(mode="after")

@@ -99,6 +99,9 @@ class CheckpointConfig(Config):
     """How often a checkpoint is saved; one is always saved at the end."""
     keep: Whole = placement(2, ge=1)
     """Number of complete checkpoints to keep, the newest ones."""
+    best: str | None = placement(None)
+    """Evaluated metric, such as ``metrics/eval/NAME/LanguageCrossEntropy``: the checkpoint with its lowest value is
+    kept too, and exported. Compared are the steps that are evaluated and saved. Absent: only the newest."""
 
 
 class TrainConfig(LengthConfig):

@@ -14,6 +14,8 @@ from smalti.track.events import read_events
 from smalti.track.sinks.jsonl import read_metrics
 
 _NAME = re.compile(r"step-(\d+)")
+BEST = "best"
+"""File beside the checkpoints that names the best one (``train.checkpoint.best``)."""
 
 
 def complete(folder: str | Path) -> list[str]:
@@ -42,6 +44,13 @@ def is_name(name: str) -> bool:
 def step_of(path: str | Path) -> int:
     """Return the step of a checkpoint from its folder's name."""
     return int(Path(path).name.removeprefix("step-"))
+
+
+def best(folder: str | Path) -> int | None:
+    """Return the step of the best checkpoint in ``folder``; None where none was compared, or it is gone."""
+    file = Path(folder) / BEST
+    name = file.read_text(encoding="utf-8").strip() if file.is_file() else ""
+    return step_of(name) if _NAME.fullmatch(name) and _exists(Path(folder) / name / "COMPLETE") else None
 
 
 def size_bytes(path: str | Path) -> float:

@@ -35,7 +35,7 @@ from smalti.model.dtypes import DTYPES
 from smalti.model.init import draw
 from smalti.track.events import EventLog, NoEventLog
 from smalti.track.run import RunFolder
-from smalti.train import adapters, forgetting, oom, origin, profile, rank_setup, resume
+from smalti.train import adapters, best, forgetting, oom, origin, profile, rank_setup, resume
 from smalti.train import microbatch as microbatches
 from smalti.train import pipeline as pipelines
 from smalti.train.batches import Batches, TokenBatches
@@ -186,13 +186,18 @@ def build(
         mesh=mesh,
         hosts=attempt.hosts,
         evaluate=evaluate,
-        hooks=(*forgetting.watch(config), *profile.of_config(config.profile, world.world_size), *hooks),
+        hooks=(*_hooks(config, world), *hooks),
         microbatch_tokens=resolved.get("microbatch_tokens"),
         indexes=indexes,
         out_of_memory=reporter,
         base=base,
         **_prefetch(config),
     )
+
+
+def _hooks(config: JobConfig, world: World) -> tuple[Hook, ...]:
+    """Return the hooks that the config asks for."""
+    return (*best.watch(config), *forgetting.watch(config), *profile.of_config(config.profile, world.world_size))
 
 
 def _choose_microbatch(config: RunConfig, reporter: oom.Reporter, device: torch.device, world: World) -> dict[str, Any]:

@@ -252,10 +252,10 @@ def test_a_pipe_that_breaks_elsewhere_is_not_taken_for_our_output(capsys, tmp_pa
 
 
 def test_a_verb_that_is_to_come_says_so_and_what_does_it_now(capsys):
-    assert command.run(["tune", "sft", "x.yaml"]) == 2
+    assert command.run(["runs", "sweep", "x.yaml"]) == 2
     assert capsys.readouterr().err == (
-        "error: 'smalti tune sft' is not implemented yet\n"
-        "hint: smalti train RECIPE.yaml init_from=MODEL trains a finished model on data of your own\n"
+        "error: 'smalti runs sweep' is not implemented yet\n"
+        "hint: smalti train RECIPE.yaml name=NAME a.b=value, once for each value; smalti runs diff compares\n"
     )
     assert command.run(["plan", "ladder"]) == 2
     assert "'smalti plan ladder' is not implemented yet\nhint: smalti plan budget" in capsys.readouterr().err

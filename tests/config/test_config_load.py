@@ -19,6 +19,7 @@ from smalti.config.durations import RunLength, check_schedule
 from smalti.config.load import dump, from_dict, json_schema, load, show
 from smalti.config.model import ModelConfig
 from smalti.config.run import RunConfig
+from smalti.config.tune import TuneRecipe
 from smalti.config.yaml_lines import parse, to_yaml
 
 RECIPE = """\
@@ -308,7 +309,7 @@ def test_a_folder_without_config_has_the_hint_of_attempts_only_where_it_has_logs
     assert "logs/attempt-N" not in refused(str(tmp_path / "half"))
     (tmp_path / "half/logs").mkdir()
     assert "logs/attempt-N" in refused(str(tmp_path / "half"))
-    of_runs = "one of: dbrx-132b, demo, demo-continue, demo-dense, demo-moe, storywriter\n"  # not those of data
+    of_runs = "one of: chat, dbrx-132b, demo, demo-continue, demo-dense, demo-moe, instruct, storywriter\n"  # not of data
     assert of_runs in refused("nosuch")
     (tmp_path / "b.yaml").write_bytes(b"\xff\xfe\x00")
     assert "not UTF-8" in refused(str(tmp_path / "b.yaml"))
@@ -364,8 +365,10 @@ def test_every_recipe_of_a_run_loads():
     for name in find.recipe_names():
         keys = yaml.safe_load(find.find_recipe(name).text)
         if "train" in keys or "base" in keys:
-            loaded.append(load(RunConfig, name, origin_model=demo_model).config.name)
-    assert loaded == ["dbrx-132b", "demo", "demo-continue", "demo-dense", "demo-moe", "storywriter"]
+            tunes = "tune" in keys or keys.get("base") == "instruct"
+            loaded.append(load(TuneRecipe if tunes else RunConfig, name, origin_model=demo_model).config.name)
+    runs = ["dbrx-132b", "demo", "demo-continue", "demo-dense", "demo-moe"]
+    assert loaded == ["chat", *runs, "instruct", "storywriter"]
 
 
 def demo_model(source):

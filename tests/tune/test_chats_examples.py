@@ -8,7 +8,7 @@ import pytest
 from chat_families import FAMILIES, byte_level
 
 from smalti.base.errors import DataError
-from smalti.config.tune import ExamplesConfig
+from smalti.config.examples import ExamplesConfig
 from smalti.data.examples import Example
 from smalti.data.examples.folder import write_examples
 from smalti.data.tokenizer.encode import load_tokenizer

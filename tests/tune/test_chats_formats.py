@@ -9,8 +9,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from smalti.base.errors import DataError, UserError
+from smalti.config.examples import ExampleColumns, ExamplesConfig
 from smalti.config.load import from_dict
-from smalti.config.tune import ExampleColumns, ExamplesConfig
 from smalti.tune.chats.files import read_chats
 from smalti.tune.chats.formats import Chat, detect, read_chat
 

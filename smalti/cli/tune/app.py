@@ -3,6 +3,7 @@
 import typer
 
 from smalti.cli.tune.show import show
+from smalti.cli.tune.train import sft
 
 app = typer.Typer(
     add_completion=False,
@@ -18,3 +19,6 @@ def _group() -> None:
 
 
 app.command(epilog="Example: smalti tune show chats.jsonl --tokenizer runs/demo/tokenizer --template chatml")(show)
+app.command(epilog="Example: smalti tune sft instruct init_from=runs/demo/export 'tune.examples.files=[chats.jsonl]'")(
+    sft
+)

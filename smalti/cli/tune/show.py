@@ -10,7 +10,7 @@ from smalti.cli.options import Json
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from smalti.config.tune import ExamplesConfig
+    from smalti.config.examples import ExamplesConfig
     from smalti.data.examples import Example
     from smalti.data.tokenizer.encode import Tokenizer
     from smalti.tune.chats.report import ExamplesReport
@@ -44,8 +44,8 @@ def show(
     from smalti.base.errors import UserError
     from smalti.cli.extras import need
     from smalti.cli.tables import pairs, print_json
+    from smalti.config.examples import ExamplesConfig
     from smalti.config.load import from_dict
-    from smalti.config.tune import ExamplesConfig
     from smalti.data.tokenizer.encode import load_tokenizer
     from smalti.tune.chats.report import ExamplesReport
 

@@ -13,6 +13,7 @@ from smalti.base.errors import DataError, RetryableError, UserError
 from smalti.base.units import format_count
 from smalti.config.data import SourceConfig
 from smalti.config.run import RunConfig
+from smalti.config.yaml_lines import parse
 from smalti.cost.flops import FORMULA, train_flops_per_token
 from smalti.cost.params import count
 from smalti.data.sources.open import open_source, read_index
@@ -20,6 +21,8 @@ from smalti.track.report.continued import COLUMNS, continued
 from smalti.track.report.read import read_run
 from smalti.track.sinks.jsonl import read_metrics
 
+RECORD = "export.json"
+"""File of an exported folder that names its run."""
 _GIVE_UP = "5s"
 """Longest wait for a store that does not answer."""
 
@@ -30,9 +33,10 @@ def model_card(run_folder: str | Path, config: RunConfig, step: int, dtype: str)
     parts = [
         _front_matter(config),
         f"# {config.name}\n\n{_what(config)}",
-        _use(),
+        _use(tuned=config.tune is not None),
         "## Model\n\n" + _table(("", ""), _shape_rows(config, dtype)),
         "## Training\n\n" + _table(("", ""), _training_rows(config, step)),
+        *_tuning(config),
         *_continued(run, step),
         "## Data\n\n" + _data(run, config, step),
         "## Evaluation\n\n" + _evals(run, step),
@@ -44,6 +48,8 @@ def model_card(run_folder: str | Path, config: RunConfig, step: int, dtype: str)
 def _what(config: RunConfig) -> str:
     made = f"language model of {format_count(count(config.model).total)} parameters, made with Smalti {__version__}"
     if config.init_from is not None:
+        if config.tune is not None:
+            return f"A {made}, tuned from the weights of {config.init_from}."
         return f"A {made} from the weights of {config.init_from}. What those were tuned for is not known here."
     return f"A base {made}. It continues text. It was not tuned to follow instructions or to be safe."
 
@@ -56,7 +62,14 @@ def _front_matter(config: RunConfig) -> str:
     return "\n".join(["---", *lines, "---"])
 
 
-def _use() -> str:
+def _use(*, tuned: bool) -> str:
+    if tuned:
+        return (
+            "## Use\n\n```\nsmalti chat FOLDER\n```\n\n```python\n"
+            "from transformers import pipeline\n\n"
+            'chat = pipeline("text-generation", "FOLDER")\n'
+            'print(chat([{"role": "user", "content": "Hello"}], max_new_tokens=64))\n```'
+        )
     return (
         "## Use\n\n```\nsmalti chat FOLDER --prompt 'def main('\n```\n\n```python\n"
         "from transformers import AutoModelForCausalLM, AutoTokenizer\n\n"
@@ -82,6 +95,37 @@ def _shape_rows(config: RunConfig, dtype: str) -> list[tuple[str, str]]:
     if model.moe:
         rows.insert(2, ("experts", f"{model.moe.num_experts}, {model.moe.num_experts_per_tok} for each token"))
     return rows
+
+
+def _tuning(config: RunConfig) -> list[str]:
+    """Return the section on the examples and the loss, and the models that this one comes from."""
+    if config.tune is None:
+        return []
+    examples, parents = config.tune.examples, []
+    origin: str | None = config.init_from
+    while origin is not None and origin not in parents:
+        parents.append(origin)
+        origin = _origin_of(origin)
+    rows = [
+        ("loss", config.tune.loss),
+        ("examples", ", ".join(examples.files)),
+        ("chat template", examples.template),
+        ("in the loss", f"{examples.turns} messages of {', '.join(examples.roles)}"),
+        ("parents", ", from ".join(parents)),
+    ]
+    return ["## Tuning\n\n" + _table(("", ""), rows)]
+
+
+def _origin_of(folder: str) -> str | None:
+    """Return ``init_from`` of the run that a folder is, is in, or was exported from; None if there is none."""
+    path = Path(folder)
+    record = path / RECORD
+    runs = [Path(store.read_json(record)["run_folder"])] if record.is_file() else [path, path.parent.parent]
+    for run in runs:
+        if (run / "config.yaml").is_file():
+            origin = parse((run / "config.yaml").read_text(encoding="utf-8"), str(run)).value.get("init_from")
+            return origin if isinstance(origin, str) else None
+    return None
 
 
 def _continued(run: Path, step: int) -> list[str]:

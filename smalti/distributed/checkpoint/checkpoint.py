@@ -27,7 +27,7 @@ from smalti.base.errors import DataError, RetryableError
 from smalti.base.hashing import sha256_file
 from smalti.distributed.checkpoint.shard_reader import ShardReader
 from smalti.distributed.group.world import broadcast_from_rank0, together
-from smalti.track.checkpoint_names import complete, is_name, step_of
+from smalti.track.checkpoint_names import best, complete, is_name, step_of
 
 T = TypeVar("T")
 
@@ -111,8 +111,11 @@ def _publish(temporary: Path, final: Path, train_state: dict[str, Any], entries:
 
 
 def _prune(folder: Path, step: int, keep: int) -> None:
-    """Delete all but the newest ``keep`` up to ``step``; newer checkpoints were not written by this attempt."""
+    """Delete all but the newest ``keep`` up to ``step``, and the best; newer ones were not written by this attempt."""
+    protected = best(folder)
     for old in [name for name in complete(folder) if step_of(name) <= step][keep:]:
+        if step_of(old) == protected:
+            continue
         if (folder / old).is_symlink():  # its target may belong to another run
             (folder / old).unlink()
             continue

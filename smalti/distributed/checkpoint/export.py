@@ -22,10 +22,11 @@ from smalti.config.model import ModelConfig
 from smalti.config.run import RunConfig
 from smalti.data.tokenizer.encode import load_tokenizer
 from smalti.distributed.checkpoint import card, checkpoint
-from smalti.distributed.checkpoint.export_adapter import RECORD, merged_weights, write_adapter
+from smalti.distributed.checkpoint.card import RECORD
+from smalti.distributed.checkpoint.export_adapter import merged_weights, write_adapter
 from smalti.model.dtypes import DTYPES
 from smalti.model.huggingface import FAMILIES, load_folder, open_folder, save_folder
-from smalti.track.checkpoint_names import complete, step_of
+from smalti.track.checkpoint_names import best, complete, step_of
 from smalti.track.run import RunFolder
 
 _DTYPES = DTYPES | {"fp16": torch.float16}
@@ -41,7 +42,8 @@ def export(
     merge: bool = False,
     checkpoints: str | Path | None = None,
 ) -> str:
-    """Write the newest complete checkpoint (or that of ``step``) of a run to ``output``, default ``RUN/export``.
+    """Write a checkpoint of a run to ``output``, default ``RUN/export``: that of ``step``, else the best of
+    ``train.checkpoint.best``, else the newest complete one.
 
     ``checkpoints``: the folder that has it, default ``RUN/checkpoints``.
 
@@ -152,6 +154,7 @@ def verify(folder: str | Path) -> float:
 
 
 def _checkpoint(run: Path, step: int | None, folder: Path) -> str:
+    step = best(folder) if step is None else step
     if step is None:
         newest = checkpoint.newest(folder)
         if newest is None:

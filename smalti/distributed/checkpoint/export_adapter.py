@@ -13,14 +13,13 @@ from smalti.base.disk import writing
 from smalti.base.errors import DataError
 from smalti.config.run import RunConfig
 from smalti.distributed.checkpoint import base, checkpoint
+from smalti.distributed.checkpoint.card import RECORD
 from smalti.model.adapters import peft
 from smalti.model.adapters.adapter import Adapter, Merged
 from smalti.model.huggingface_weights import meta_weights
 from smalti.track.checkpoint_names import step_of
 from smalti.track.provenance import directory_of
 
-RECORD = "export.json"
-"""File that names the run and step of an exported folder."""
 _CARD = """---
 library_name: peft
 tags:

@@ -6,7 +6,7 @@ from itertools import chain
 import numpy as np
 import pyarrow as pa
 
-from smalti.config.tune import ExamplesConfig
+from smalti.config.examples import ExamplesConfig
 from smalti.data.prepare.contamination.index import Search
 from smalti.data.prepare.contamination.ngrams import NgramSet, normalised
 from smalti.data.prepare.contamination.scan import Hits

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from smalti.base.errors import DataError, UserError
 from smalti.base.progress import Progress, no_progress
-from smalti.config.tune import ExamplesConfig
+from smalti.config.examples import ExamplesConfig
 from smalti.data.documents.heldout import split_of
 from smalti.data.examples import Example
 from smalti.tune.chats.chat_tokenizer import ChatTokenizer, Request, Tokens, in_loss

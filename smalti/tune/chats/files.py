@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 from smalti.base.errors import DataError, UserError
-from smalti.config.tune import ExampleFormat, ExamplesConfig
+from smalti.config.examples import ExampleFormat, ExamplesConfig
 from smalti.data.documents.files import Kind, SourceFile, find_files
 from smalti.data.documents.rows import Row, jsonl_rows, parquet_rows
 from smalti.tune.chats.formats import Chat, detect, read_chat

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from smalti.base.errors import DataError
-from smalti.config.tune import ExampleColumns, ExampleFormat
+from smalti.config.examples import ExampleColumns, ExampleFormat
 from smalti.tune.chats.messages import ASSISTANT, Message, check_order, read_messages, read_tools
 
 _SHAREGPT_ROLES = {

@@ -49,11 +49,13 @@ def joined(tokenizer: Tokenizer, folder: str | Path) -> str:
 
 
 def write_template(folder: str | Path, template: str, end_ids: list[int]) -> None:
-    """Give the model or tokenizer in ``folder`` a chat template, and add ``end_ids`` to the tokens that end an answer.
+    """Give the model or tokenizer in ``folder`` a chat template (empty: it keeps its own), and add ``end_ids`` to the
+    tokens that end an answer.
 
     ``smalti export``, ``chat`` and ``serve`` use them.
     """
-    store.write_text(store.join(folder, TEMPLATE_FILE), template)
+    if template:
+        store.write_text(store.join(folder, TEMPLATE_FILE), template)
     path = store.join(folder, _GENERATION)
     generation = dict(store.read_json(path)) if store.exists(path) else {}
     before = generation.get("eos_token_id")

@@ -1,0 +1,154 @@
+"""Tokenizes the examples of a tuning recipe before the run, and fills in the sections that follow from them.
+
+The folder of the result is named by all that determines it: equal recipes and files share it, and it is written once.
+"""
+
+import os
+import re
+import shutil
+import sys
+from collections.abc import Mapping
+from math import ceil
+from pathlib import Path
+from typing import Any
+
+from smalti.base import env, store
+from smalti.base.errors import DataError, UserError
+from smalti.base.hashing import digest_json, sha256_file
+from smalti.config.load import Additions, from_dict
+from smalti.config.tune import TuneConfig
+from smalti.data.documents.files import find_files
+from smalti.data.documents.heldout import HELDOUT, TRAIN
+from smalti.data.examples import Example
+from smalti.data.examples.folder import RECORD_NAME, ExamplesRecord, write_examples
+from smalti.data.examples.source import ExampleSource
+from smalti.data.pack.examples import ExampleRows
+from smalti.data.tokenizer.encode import load_tokenizer
+from smalti.train.origin import model_of, run_of
+from smalti.tune.chats import ChatTokenizer
+from smalti.tune.chats.examples import examples_of
+from smalti.tune.chats.report import ExamplesReport
+from smalti.tune.chats.templates import write_template
+
+SOURCE, VALIDATION = "examples", "validation"
+"""Names of the tokenized examples in ``data.sources``, and of the held-out ones in ``data.heldout``."""
+REPORT_NAME = "report.json"
+_FORMAT = 1
+_NOT_TOKENIZER = shutil.ignore_patterns("*.safetensors*", "*.bin", "*.pt", "*.pth", "README.md")
+
+
+def complete(values: Mapping[str, Any]) -> Additions:
+    """Return what follows from ``tune`` and ``init_from`` of a recipe: sources, held-out set, tokenizer, and the steps
+    of a duration in epochs. Tokenizes the examples, unless an earlier command has.
+
+    Raises UserError for a recipe without ``init_from``, and DataError for bad examples.
+    """
+    tune = from_dict(TuneConfig, values["tune"], "tune").config
+    origin = values.get("init_from")
+    if not isinstance(origin, str):
+        raise UserError("a recipe with 'tune:' has no init_from", hint="init_from=runs/NAME/export, the model to tune")
+    data = values.get("data") or {}
+    seq_len = data.get("seq_len") or model_of(origin).max_position_embeddings
+    folder = prepared_folder(tune, data.get("tokenizer") or tokenizer_of(origin), seq_len)
+    stages = data.get("stages") or [{"weights": {SOURCE: 1.0}}]
+    heldout = {VALIDATION: str(folder / HELDOUT)} if (folder / HELDOUT).is_dir() else {}
+    section = {
+        "sources": {SOURCE: str(folder / TRAIN)},
+        "heldout": heldout,
+        "tokenizer": str(folder / "tokenizer"),
+        "seq_len": seq_len,
+        "stages": stages,
+    }
+    additions = {"data": section, **_steps(values.get("train") or {}, folder / TRAIN, seq_len, stages)}
+    return additions, f"tune.examples: {folder}"
+
+
+def tokenizer_of(origin: str) -> str:
+    """Return the folder of the tokenizer of a run, a checkpoint or a Hugging Face folder."""
+    run = run_of(Path(origin))
+    return str(Path(origin) if run is None else run / "tokenizer")
+
+
+def prepared_folder(tune: TuneConfig, tokenizer: str, seq_len: int) -> Path:
+    """Return the folder of the tokenized examples: ``train``, ``heldout`` and ``tokenizer``. Writes it if needed.
+
+    A rank never writes it: the ranks of a job would write it together.
+    """
+    inputs = [path for name in tune.examples.files for path in _files_of(name)]
+    digests = [_digest_of_tokenizer(tokenizer), *map(sha256_file, inputs), _digest_of_template(tune)]
+    of_tasks = [sha256_file(path) for path in tune.examples.decontaminate]
+    values = [_FORMAT, tune.examples.model_dump(mode="json"), seq_len, digests, of_tasks]
+    folder = Path(tune.prepared) / digest_json(values)[:16]
+    if (folder / TRAIN / RECORD_NAME).is_file():
+        return folder
+    if env.inside_world():
+        raise UserError(
+            f"the examples are not tokenized yet: {folder} does not exist",
+            hint="run 'smalti tune sft RECIPE --dry-run' once, on one node; then start the ranks",
+        )
+    _write(folder, tune, tokenizer, seq_len)
+    return folder
+
+
+def _files_of(name: str) -> list[str]:
+    if not store.is_local(name):
+        raise UserError(f"tune.examples.files has {name}", allowed="local files and folders", hint="copy it to a disk")
+    if not Path(name).exists():
+        raise DataError(f"tune.examples.files has {name}, which does not exist", hint="check the path")
+    return [file.path for file in find_files(name).files]
+
+
+def _digest_of_tokenizer(folder: str) -> str:
+    """Return the digest of all that decides tokens and template: the small files of a tokenizer or model folder."""
+    small = {".json", ".jinja", ".model", ".txt"}
+    paths = sorted(path for path in Path(folder).glob("*") if path.suffix in small and "index" not in path.name)
+    if not paths:
+        raise DataError(f"{folder} holds no tokenizer", hint="data.tokenizer=FOLDER names it")
+    return digest_json({path.name: sha256_file(path) for path in paths})
+
+
+def _digest_of_template(tune: TuneConfig) -> str:
+    template = tune.examples.template
+    return sha256_file(template) if template.endswith(".jinja") and Path(template).is_file() else template
+
+
+def _write(folder: Path, tune: TuneConfig, tokenizer: str, seq_len: int) -> None:
+    """Tokenize the examples into ``folder``, which appears complete or not at all, and print the counts."""
+    temporary = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")
+    report = ExamplesReport()
+    by_split: dict[str, list[Example]] = {}
+    try:
+        for split, example in examples_of(tune.examples, tokenizer, report, max_tokens=seq_len):
+            by_split.setdefault(split, []).append(example)
+        shutil.copytree(tokenizer, temporary / "tokenizer", ignore=_NOT_TOKENIZER)
+        chat = ChatTokenizer(tokenizer, tune.examples.template)
+        write_template(temporary / "tokenizer", chat.text, [chat.end_id])
+        loaded = load_tokenizer(temporary / "tokenizer")
+        for split, examples in by_split.items():
+            write_examples(temporary / split, examples, loaded)
+        store.write_json(temporary / REPORT_NAME, report.to_json())
+        if not folder.exists():  # another process may have written the same
+            os.replace(temporary, folder)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+    for name, text in report.rows_of_table():
+        print(f"{name:<12} {text}", file=sys.stderr)
+
+
+def _steps(train: Mapping[str, Any], folder: Path, seq_len: int, stages: Any) -> dict[str, Any]:
+    """Return ``train.duration`` in steps, where the recipe gives epochs of the examples (``3ep``); else nothing."""
+    duration, batch = train.get("duration"), train.get("global_batch_tokens")
+    match = re.fullmatch(r"(\d+\.?\d*)ep", duration) if isinstance(duration, str) else None
+    if match is None:
+        return {}
+    epochs = float(match[1])
+    if not epochs or not isinstance(batch, int) or len(stages) != 1:
+        raise UserError(
+            f"train.duration={duration} cannot be converted to steps",
+            allowed="a number of epochs, with train.global_batch_tokens and at most one stage",
+            hint="train.duration=3ep, or a number of steps: train.duration=600step",
+        )
+    weights = stages[0]["weights"]
+    share = weights.get(SOURCE, 0.0) / sum(weights.values())
+    rows = ExampleRows(ExampleSource(str(folder), ExamplesRecord.load(folder)), seq_len, 0).size
+    return {"train": {"duration": f"{max(1, ceil(epochs * rows * seq_len / share / batch))}step"}}
