@@ -48,7 +48,8 @@ def complete(values: Mapping[str, Any]) -> Additions:
     if not isinstance(origin, str):
         raise UserError("a recipe with 'tune:' has no init_from", hint="init_from=runs/NAME/export, the model to tune")
     data = values.get("data") or {}
-    seq_len = data.get("seq_len") or model_of(origin).max_position_embeddings
+    model = values.get("model") or {}
+    seq_len = data.get("seq_len") or model.get("max_position_embeddings") or model_of(origin).max_position_embeddings
     folder = prepared_folder(tune, data.get("tokenizer") or tokenizer_of(origin), seq_len)
     stages = data.get("stages") or [{"weights": {SOURCE: 1.0}}]
     heldout = {VALIDATION: str(folder / HELDOUT)} if (folder / HELDOUT).is_dir() else {}

@@ -309,7 +309,7 @@ def test_a_folder_without_config_has_the_hint_of_attempts_only_where_it_has_logs
     assert "logs/attempt-N" not in refused(str(tmp_path / "half"))
     (tmp_path / "half/logs").mkdir()
     assert "logs/attempt-N" in refused(str(tmp_path / "half"))
-    of_runs = "one of: chat, dbrx-132b, demo, demo-continue, demo-dense, demo-moe, instruct, storywriter\n"  # not of data
+    of_runs = "one of: chat, dbrx-132b, demo, demo-continue, demo-dense, demo-moe, instruct, storywriter\n"
     assert of_runs in refused("nosuch")
     (tmp_path / "b.yaml").write_bytes(b"\xff\xfe\x00")
     assert "not UTF-8" in refused(str(tmp_path / "b.yaml"))
