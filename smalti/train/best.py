@@ -12,7 +12,8 @@ from smalti.base.errors import UserError
 from smalti.config.run import JobConfig
 from smalti.track.checkpoint_names import BEST, best
 from smalti.track.sinks.jsonl import read_metrics
-from smalti.train.loop import Hook, Job
+from smalti.train.hooks import Hook
+from smalti.train.loop import Job
 
 
 def watch(config: JobConfig) -> list[Hook]:
