@@ -58,6 +58,8 @@ def export(
         _print_adapter(folder, record, what, verify=verify)
         return
     print(f"{folder}: {what}; read back and compared: identical")
+    for other, errors in exporter.errors_of_merge(run, record["step"], logits=verify).items() if merge else ():
+        print(f"relative error if {other}: {', '.join(f'{name} {value:.1e}' for name, value in errors.items())}")
     if verify:
         print(f"transformers computes the same logits: relative error {exporter.verify(folder):.1e} (fp32)")
     for line in publish(run, folder, "export") if upload and output is None else ():

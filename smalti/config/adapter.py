@@ -1,6 +1,7 @@
 """The section ``adapter``: low-rank matrices that are trained beside the frozen weights of ``init_from``."""
 
 import math
+from typing import Literal
 
 from pydantic import Field, field_validator
 
@@ -10,6 +11,11 @@ from smalti.config.schema import Config, NotAllowed, Real, Whole
 
 AXES = ("tensor", "pipeline", "expert")
 """Axes of parallelism that adapters cannot be combined with."""
+
+
+Quantization = Literal["nf4", "int8"]
+BLOCK = 64
+"""Numbers of a quantised weight that share a scale."""
 
 
 class AdapterConfig(Config):
@@ -26,6 +32,9 @@ class AdapterConfig(Config):
     ``experts``, ``q_proj``, ``mlp.down_proj``."""
     layers: tuple[Whole, Whole] | None = None
     """First and last layer with adapters, counted from 0; absent: all layers."""
+    quantize: Quantization | None = None
+    """Keep the frozen matrices of all layers in ``nf4`` (QLoRA, arXiv:2305.14314; 4.5 bits a weight) or ``int8`` (8.5
+    bits); absent: in ``train.precision.compute``."""
     init_from: str | None = None
     """Folder of an adapter in PEFT's format to start from, with the same rank, scale and targets; absent: B is 0."""
 

@@ -11,14 +11,15 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 
 from smalti.base import store
 from smalti.base.errors import DataError
 from smalti.distributed.checkpoint import checkpoint
 from smalti.distributed.group import world
 from smalti.distributed.parallel import fsdp, pipeline
-from smalti.model.adapters.apply import is_adapter
+from smalti.model.adapters.apply import is_adapter, stored_as
+from smalti.model.decoder import Decoder
 from smalti.model.huggingface import ModelFolder, companion_files, open_folder
 from smalti.model.json_file import read_object
 from smalti.train.origin import run_of
@@ -35,16 +36,14 @@ def open_weights(source: str, model: nn.Module) -> Callable[[], None]:
     those of the model. A reward model may begin with a language model, whose output head it does not have; its scores
     are not changed then.
     """
-    wanted = _without_adapters(pipeline.whole_shapes(model))
+    wanted = _plain_shapes(model)
     if world.broadcast_from_rank0(lambda: os.path.isfile(f"{source}/config.json")):
         folder = world.together(lambda: _checked_folder(source, wanted))
         return lambda: _load_folder(folder, model)
     path = find_checkpoint(source)
     shapes = world.broadcast_from_rank0(lambda: checkpoint.shapes(path))
     world.together(lambda: _check_fits(source, shapes, wanted))
-    return lambda: checkpoint.load(
-        path, {f"model.{n}": value for n, value in model.state_dict().items() if n in shapes}
-    )
+    return lambda: _load_checkpoint(path, model, set(shapes))
 
 
 def find_checkpoint(source: str | Path) -> str:
@@ -101,13 +100,32 @@ def _checked_folder(source: str, wanted: pipeline.Shapes) -> ModelFolder:
 def _load_folder(folder: ModelFolder, model: nn.Module) -> None:
     wanted = model.state_dict()
     for name, tensor in folder.tensors():
-        if name in wanted:  # otherwise it belongs to another rank's layers
-            with torch.no_grad():
-                fsdp.assign(wanted[name], tensor.to(wanted[name].dtype))
+        _assign(wanted, name, tensor)
 
 
-def _without_adapters(shapes: pipeline.Shapes) -> pipeline.Shapes:
-    return shapes._replace(parameters={name: s for name, s in shapes.parameters.items() if not is_adapter(name)})
+def _load_checkpoint(path: str, model: nn.Module, names: set[str]) -> None:
+    """Load what the model holds as it is in place, in parts; quantised weights one by one."""
+    wanted = model.state_dict()
+    checkpoint.load(path, {f"model.{name}": value for name, value in wanted.items() if name in names})
+    if quantized := [name for name in names if f"{name}_codes" in wanted]:
+        weights = checkpoint.StoredModel(path)
+        for name in quantized:
+            _assign(wanted, name, weights[name])
+
+
+def _assign(wanted: dict[str, Tensor], name: str, tensor: Tensor) -> None:
+    with torch.no_grad():
+        for target, value in stored_as(wanted, name, tensor).items():
+            fsdp.assign(wanted[target], value.to(wanted[target].dtype))
+
+
+def _plain_shapes(model: nn.Module) -> pipeline.Shapes:
+    """Return names and shapes of the tensors of a model, without adapters and before quantisation. A collective."""
+    shapes = pipeline.whole_shapes(model)
+    if isinstance(model, Decoder) and any(map(is_adapter, shapes.parameters)):
+        with torch.device("meta"):
+            return pipeline.whole_shapes(Decoder(model.config))
+    return shapes
 
 
 def _check_fits(source: str, shapes: dict[str, tuple[int, ...]], model: pipeline.Shapes) -> None:

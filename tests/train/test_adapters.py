@@ -70,22 +70,26 @@ def _train(rank: int, config: RunConfig) -> tuple[list[float], dict[str, torch.T
 @pytest.mark.sample(1)
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "parallel", [{"shard": 2}, {"sequence": 2}, {"replicate": 2}], ids=lambda axes: next(iter(axes))
+    ("parallel", "quantize"),
+    [({"shard": 2}, "nf4"), ({"shard": 2}, None), ({"sequence": 2}, None), ({"replicate": 2}, "int8")],
 )
-def test_two_ranks_equal_one(parallel: dict[str, int], tmp_path: Path) -> None:
+def test_two_ranks_equal_one(parallel: dict[str, int], quantize: str | None, tmp_path: Path) -> None:
     optimizer = {"lr": 3e-3, "eps": 1e-5}  # with a smaller one, Adam's first steps are the signs of rounding errors
-    one = _train(0, tuned(tmp_path / "1", "moe", optimizer=optimizer))
-    config = tuned(tmp_path / "2", "moe", optimizer=optimizer, parallel={"threads": 1, **parallel})
+    adapter = {"quantize": quantize}
+    one = _train(0, tuned(tmp_path / "1", "moe", adapter=adapter, optimizer=optimizer))
+    config = tuned(tmp_path / "2", "moe", adapter=adapter, optimizer=optimizer, parallel={"threads": 1, **parallel})
     two = run_ranks(2, _train, config)[0]
     torch.testing.assert_close(torch.tensor(two[0]), torch.tensor(one[0]), rtol=1e-5, atol=0)
     for name, weight in one[1].items():
         torch.testing.assert_close(two[1][name], weight, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.slow
-def test_resumed_run_is_equal_to_the_bit(tmp_path: Path) -> None:
-    whole = _train(0, tuned(tmp_path / "whole"))
-    config = tuned(tmp_path / "parts")
+@pytest.mark.parametrize("quantize", ["nf4", None])
+def test_resumed_run_is_equal_to_the_bit(quantize: str | None, tmp_path: Path) -> None:
+    whole = _train(0, tuned(tmp_path / "whole", adapter={"quantize": quantize}))
+    config = tuned(tmp_path / "parts", adapter={"quantize": quantize})
     job = build(config)
     job.trial_steps = 2
     fit(job)

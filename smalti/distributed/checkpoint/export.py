@@ -23,7 +23,7 @@ from smalti.config.run import RunConfig
 from smalti.data.tokenizer.encode import load_tokenizer
 from smalti.distributed.checkpoint import card, checkpoint
 from smalti.distributed.checkpoint.card import RECORD
-from smalti.distributed.checkpoint.export_adapter import merged_weights, write_adapter
+from smalti.distributed.checkpoint.export_adapter import merge_errors, merged_weights, write_adapter
 from smalti.model.dtypes import DTYPES
 from smalti.model.huggingface import FAMILIES, load_folder, open_folder, save_folder
 from smalti.track.checkpoint_names import best, complete, step_of
@@ -107,6 +107,15 @@ def _write(final: Path, run: Path, config: RunConfig, source: str, eod_id: int, 
         _put_in_place(temporary, final)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
+
+
+def errors_of_merge(run_folder: str | Path, step: int, *, logits: bool) -> dict[str, dict[str, float]]:
+    """Return ``merge_errors`` of a run whose base was quantised; empty for any other."""
+    run = RunFolder.read(run_folder).path
+    config = load(RunConfig, str(run)).config
+    if config.adapter is None or config.adapter.quantize is None:
+        return {}
+    return merge_errors(run, config, _checkpoint(run, step, run / "checkpoints"), logits=logits)
 
 
 def refresh_card(run_folder: str | Path) -> None:

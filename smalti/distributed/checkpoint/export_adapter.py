@@ -2,20 +2,25 @@
 
 import os
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from smalti import __version__
 from smalti.base import clock, store
 from smalti.base.disk import writing
 from smalti.base.errors import DataError
+from smalti.config.adapter import matrices
 from smalti.config.run import RunConfig
 from smalti.distributed.checkpoint import base, checkpoint
 from smalti.distributed.checkpoint.card import RECORD
 from smalti.model.adapters import peft
 from smalti.model.adapters.adapter import Adapter, Merged
+from smalti.model.adapters.quantized import Dequantized
+from smalti.model.decoder import Decoder
 from smalti.model.huggingface_weights import meta_weights
 from smalti.track.checkpoint_names import step_of
 from smalti.track.provenance import directory_of
@@ -45,11 +50,68 @@ def read_adapter(config: RunConfig, source: str) -> Adapter:
 
 
 def merged_weights(run: Path, config: RunConfig, source: str) -> Merged:
-    """Return the weights of the base with the adapters merged. DataError if the base is another than in training."""
+    """Return the weights of the base with the adapters merged, so that they compute what was trained.
+
+    A base that was quantised is dequantised. DataError if the base is another than in training.
+    """
+    assert config.adapter is not None
+    weights = _base_weights(run, config, source)
+    if config.adapter.quantize is not None:
+        weights = Dequantized(weights, _quantized_names(config), config.adapter.quantize)
+    return Merged(weights, read_adapter(config, source))
+
+
+def merge_errors(run: Path, config: RunConfig, source: str, *, logits: bool) -> dict[str, dict[str, float]]:
+    """Return the relative errors, against the merged weights, of two other merges beside a quantised base.
+
+    ``requantized``: the merged weights, quantised again. ``unquantized``: the adapters added to the base's own weights.
+    Each has ``weights``, over the matrices that were quantised, and with ``logits`` those of a sample, in float32.
+    """
+    assert config.adapter is not None
+    kind, names = config.adapter.quantize, _quantized_names(config)
+    assert kind is not None
+    exact = merged_weights(run, config, source)
+    others: dict[str, Mapping[str, Tensor]] = {
+        "requantized": Dequantized(exact, names, kind),
+        "unquantized": Merged(_base_weights(run, config, source), read_adapter(config, source)),
+    }
+    errors = {other: {"weights": _relative_error(weights, exact, names)} for other, weights in others.items()}
+    if logits:
+        expected = _logits(config, exact)
+        for other, weights in others.items():
+            errors[other]["logits"] = float((_logits(config, weights) - expected).norm() / expected.norm())
+    return errors
+
+
+def _relative_error(weights: Mapping[str, Tensor], expected: Mapping[str, Tensor], names: list[str]) -> float:
+    squares = torch.zeros(2, dtype=torch.float64)
+    for name in names:
+        right = expected[name].double()
+        squares += torch.stack([(weights[name].double() - right).square().sum(), right.square().sum()])
+    return float((squares[0] / squares[1]).sqrt())
+
+
+def _logits(config: RunConfig, weights: Mapping[str, Tensor]) -> Tensor:
+    model = Decoder(config.model)
+    model.load_state_dict({name: weight.float() for name, weight in weights.items()})
+    length = min(128, config.model.max_position_embeddings)
+    ids_BT = (torch.arange(2 * length) * 7919 % config.model.vocab_size).view(2, length)
+    with torch.inference_mode():
+        logits_BTV: Tensor = model.eval()(ids_BT).value
+    return logits_BTV.double()
+
+
+def _quantized_names(config: RunConfig) -> list[str]:
+    """Return the names of the weights that a quantised base holds in fewer bits."""
+    names = [f"blocks.{i}.{name}" for i in range(config.model.num_hidden_layers) for name in matrices(config.model, i)]
+    return [name if ".experts." in name else f"{name}.weight" for name in names]
+
+
+def _base_weights(run: Path, config: RunConfig, source: str) -> Mapping[str, Tensor]:
     assert config.init_from is not None
     path = base.find(str(Path(directory_of(run, [config.init_from]) or ".", config.init_from)))
     base.require_same(checkpoint.read_state(source)["base"], base.identity(path, config.init_from), source)
-    return Merged(base.weights(path), read_adapter(config, source))
+    return base.weights(path)
 
 
 def write_adapter(final: Path, run: Path, config: RunConfig, source: str, dtype: str, as_dtype: torch.dtype) -> None:

@@ -1,12 +1,14 @@
 """Adds the adapters of a config to a decoder, and freezes its weights."""
 
 import re
+from collections.abc import Mapping
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from smalti.config.adapter import AdapterConfig
+from smalti.config.adapter import BLOCK, AdapterConfig, Quantization, matrices
 from smalti.model.adapters.lora import LoRAExperts, LoRALinear
+from smalti.model.adapters.quantized import quantize
 from smalti.model.blocks.moe.experts import Experts
 from smalti.model.decoder import Decoder
 
@@ -21,24 +23,37 @@ def is_adapter(name: str) -> bool:
 def apply(model: Decoder, config: AdapterConfig, *, compute: torch.dtype = torch.float32) -> None:
     """Add adapters in place, their values left to the caller, and freeze all other parameters in the dtype ``compute``.
 
-    Frozen weights are never updated, so a copy in a wider dtype would only be cast in every pass. Modules with
-    ``full_precision`` keep their dtype.
+    ``config.quantize``: the matrices of all blocks are stored in fewer bits, and their values left to the caller too
+    (``stored_as``). Frozen weights are never updated, so a copy in a wider dtype would only be cast in every pass.
+    Modules with ``full_precision`` keep their dtype.
     """
     for module in model.modules():
         if not getattr(module, "full_precision", False):
             for name, parameter in list(module.named_parameters(recurse=False)):
                 setattr(module, name, nn.Parameter(parameter.to(compute), requires_grad=False))
     model.requires_grad_(False)
-    for layer, names in config.paths(model.config).items():
-        block = model.blocks[layer]
-        of_experts = [name for name in names if name.startswith("mlp.experts.")]
-        for name in names:
-            if name not in of_experts:
-                linear = block.get_submodule(name)
+    adapted = config.paths(model.config)
+    for layer, block in enumerate(model.blocks):
+        every, names = matrices(model.config, layer), adapted.get(layer, [])
+        for name in every if config.quantize else names:
+            if not name.startswith("mlp.experts."):
+                linear, rank = block.get_submodule(name), config.rank if name in names else 0
                 assert isinstance(linear, nn.Linear)
-                block.set_submodule(name, LoRALinear(linear, config.rank, config.scale))
-        if of_experts:
+                block.set_submodule(name, LoRALinear(linear, rank, config.scale, config.quantize))
+        of_experts = [name.rpartition(".")[2] for name in names if name.startswith("mlp.experts.")]
+        if of_experts or (config.quantize and "mlp.experts.up_proj" in every):
             experts = block.get_submodule("mlp.experts")
             assert isinstance(experts, Experts)
-            parts = [name.rpartition(".")[2] for name in of_experts]
-            block.set_submodule("mlp.experts", LoRAExperts(experts, parts, config.rank, config.scale))
+            adapters = LoRAExperts(experts, of_experts, config.rank, config.scale, config.quantize)
+            block.set_submodule("mlp.experts", adapters)
+
+
+def stored_as(there: Mapping[str, Tensor], name: str, weight: Tensor) -> dict[str, Tensor]:
+    """Return the tensors, by name, that hold the frozen weight ``name`` in a model whose tensors are ``there``."""
+    if name in there:
+        return {name: weight}
+    codes = f"{name}_codes"
+    if codes not in there:
+        return {}  # it belongs to another rank's layers
+    kind: Quantization = "int8" if there[codes].shape[1] == BLOCK else "nf4"
+    return dict(zip((codes, f"{name}_scales"), quantize(weight, kind), strict=True))

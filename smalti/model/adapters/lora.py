@@ -17,8 +17,10 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from smalti.base.rng import derive_key
+from smalti.config.adapter import Quantization
 from smalti.cost.memory.experts import row_multiple
-from smalti.model.blocks.moe.experts import Experts, Weights, bag, bag_backward, padded, slots
+from smalti.model.adapters.quantized import Store
+from smalti.model.blocks.moe.experts import Experts, Weights, bag, bag_backward, grouped, slots
 
 PARTS = ("gate_proj", "up_proj", "down_proj")
 
@@ -41,34 +43,42 @@ def _uniform(shape: Sequence[int], key: int) -> Tensor:
 
 
 class LoRALinear(nn.Linear):
-    """Replaces ``linear``, whose weight and bias it takes."""
+    """Replaces ``linear``, whose weight and bias it takes; ``rank`` 0: without an adapter (of a quantised weight)."""
 
-    def __init__(self, linear: nn.Linear, rank: int, scale: float) -> None:
+    def __init__(self, linear: nn.Linear, rank: int, scale: float, quantization: Quantization | None = None) -> None:
         super().__init__(linear.in_features, linear.out_features, bias=False, device="meta")
         self.weight, self.bias, self.scale = linear.weight, linear.bias, scale
+        self.rank, self.store = rank, None if quantization is None else Store(self, "weight", quantization)
+        if not rank:
+            return
         self.lora_A = nn.Parameter(torch.empty(rank, linear.in_features, device=linear.weight.device))
         self.lora_B = nn.Parameter(torch.empty(linear.out_features, rank, device=linear.weight.device))
 
     def forward(self, x_I: Tensor) -> Tensor:
         """[..., I] -> [..., O]."""
-        base_O = F.linear(x_I, self.weight, self.bias)
-        return add_low_rank(base_O, x_I, self.lora_A, self.lora_B, self.scale)
-
-
-def add_low_rank(base_O: Tensor, x_I: Tensor, a_rI: Tensor, b_Or: Tensor, scale: float) -> Tensor:
-    """Return base + scale B (A x), [..., O]."""
-    low_Nr = F.linear(x_I, a_rI).flatten(0, -2)
-    return torch.addmm(base_O.flatten(0, -2), low_Nr, b_Or.T, alpha=scale).view(base_O.shape)
+        x_NI = x_I.flatten(0, -2)
+        if self.store is None:
+            out_NO = F.linear(x_NI, self.weight, self.bias)
+        else:
+            out_NO = self.store.linear(self, x_NI)
+            out_NO = out_NO if self.bias is None else out_NO + self.bias
+        if self.rank:
+            out_NO.addmm_(F.linear(x_NI, self.lora_A), self.lora_B.T, alpha=self.scale)
+        return out_NO.view(*x_I.shape[:-1], -1)
 
 
 class LoRAExperts(Experts):
     """Replaces ``experts``, whose weights it takes; ``targets``: which of gate, up and down get an adapter.
 
+    Of quantised weights there is none in its parameters (``weights`` returns them dequantised).
+
     With the kernel ``grouped`` the low-rank products are grouped ones too, and no gradient of a frozen weight is
     computed; ``loop``, the reference, adds the adapters to the weights.
     """
 
-    def __init__(self, experts: Experts, targets: list[str], rank: int, scale: float) -> None:
+    def __init__(
+        self, experts: Experts, targets: list[str], rank: int, scale: float, quantization: Quantization | None = None
+    ) -> None:
         nn.Module.__init__(self)
         self.gate_proj, self.up_proj, self.down_proj = experts.gate_proj, experts.up_proj, experts.down_proj
         self.kernel, self.activation = experts.kernel, experts.activation
@@ -79,6 +89,9 @@ class LoRAExperts(Experts):
             device = self.up_proj.device
             setattr(self, f"{part}_lora_A", nn.Parameter(torch.empty(number, rank, inputs, device=device)))
             setattr(self, f"{part}_lora_B", nn.Parameter(torch.empty(number, outputs, rank, device=device)))
+        self.num_experts = self.up_proj.shape[0]
+        there = [part for part in PARTS if getattr(self, part) is not None]
+        self.stores = {part: Store(self, part, quantization) for part in there} if quantization else {}
 
     def low_rank(self, part: str) -> tuple[Tensor, Tensor] | None:
         """Return A [E, r, I] and B [E, O, r] of a part, None if it has no adapter."""
@@ -93,12 +106,12 @@ class LoRAExperts(Experts):
         """Return sum_k weight_k * expert_k(x): [N, D] -> [N, D]."""
         if self.kernel == "loop":
             return self.compute(x_ND, expert_Nk, weight_Nk, self.weights())
-        number, width = self.up_proj.shape[0], x_ND.shape[1]
+        number, width = self.num_experts, x_ND.shape[1]
         multiple = row_multiple(expert_Nk.numel(), number, x_ND.device.type, x_ND.itemsize)
         order_S, slot_Nk, end_E = slots(expert_Nk, number, multiple)
         x_SD = _Sort.apply(x_ND, order_S, slot_Nk)
         inner_SF = self._product("up_proj", x_SD, end_E)
-        if self.gate_proj is None:
+        if not self._has("gate_proj"):
             inner_SF = self.activation(inner_SF)
         else:
             inner_SF = self.activation(self._product("gate_proj", x_SD, end_E)) * inner_SF
@@ -106,10 +119,16 @@ class LoRAExperts(Experts):
         out_ND: Tensor = _Combine.apply(y_SD[:, :width], order_S, slot_Nk, weight_Nk)
         return out_ND
 
+    def _has(self, part: str) -> bool:
+        return part in self.stores or getattr(self, part, None) is not None
+
     def _product(self, part: str, x_SI: Tensor, end_E: Tensor) -> Tensor:
         """Return the product of each slot with its expert's matrix and adapter, [S, O]."""
-        weight_EFD = getattr(self, part)
-        out_SO = grouped(x_SI, weight_EFD if part == "down_proj" else weight_EFD.mT, end_E)
+        if self.stores:
+            out_SO = self.stores[part].grouped(self, x_SI, end_E, transposed=part == "down_proj")
+        else:
+            weight_EFD = getattr(self, part)
+            out_SO = grouped(x_SI, weight_EFD if part == "down_proj" else weight_EFD.mT, end_E)
         pair = self.low_rank(part)
         if pair is None:
             return out_SO
@@ -117,21 +136,19 @@ class LoRAExperts(Experts):
         return torch.add(out_SO, grouped(low_Sr, pair[1].mT, end_E), alpha=self.scale)
 
     def _merged(self, part: str) -> Tensor | None:
-        weight_EFD, pair = getattr(self, part), self.low_rank(part)
-        if weight_EFD is None or pair is None:
-            return weight_EFD  # type: ignore[no-any-return]
+        if not self._has(part):
+            return None
+        pair = self.low_rank(part)
+        weight_EFD: Tensor = self.stores[part].read(self, _dtype_of(self)) if self.stores else getattr(self, part)
+        if pair is None:
+            return weight_EFD
         change_EOI = pair[1] @ pair[0] * self.scale
         return weight_EFD + (change_EOI.mT if part == "down_proj" else change_EOI)
 
 
-def grouped(x_SI: Tensor, weight_EIO: Tensor, end_E: Tensor) -> Tensor:
-    """Return the product of each expert's rows with its matrix, [S, O]; widths of any size."""
-    outputs = weight_EIO.shape[2]
-    inputs_padded = padded(weight_EIO)
-    assert inputs_padded is not None
-    missing = inputs_padded.shape[1] - x_SI.shape[1]
-    out_SO = F.grouped_mm(F.pad(x_SI, (0, missing)) if missing else x_SI, inputs_padded, offs=end_E)
-    return out_SO[:, :outputs] if out_SO.shape[1] != outputs else out_SO
+def _dtype_of(experts: nn.Module) -> torch.dtype:
+    """Return the dtype of the adapters, float32 without any."""
+    return next((p.dtype for p in experts.parameters() if p.is_floating_point()), torch.float32)
 
 
 class _Sort(torch.autograd.Function):

@@ -13,7 +13,7 @@ from smalti.config.adapter import AdapterConfig
 from smalti.config.load import dump, load
 from smalti.config.run import RunConfig
 from smalti.distributed.checkpoint import base, checkpoint
-from smalti.distributed.checkpoint.export import export, relative_error
+from smalti.distributed.checkpoint.export import errors_of_merge, export, relative_error
 from smalti.model.adapters import peft
 from smalti.model.adapters.adapter import Adapter
 from smalti.model.adapters.apply import apply, is_adapter
@@ -88,3 +88,17 @@ def test_export_beside_another_base_or_without_adapters_is_refused(tmp_path: Pat
         export(run, merge=True)
     with pytest.raises(DataError, match="is not an exported adapter"):
         export(run, output=made)
+
+
+def test_errors_of_a_merge_beside_a_quantised_base(tmp_path: Path) -> None:
+    run, _ = adapter_run(tmp_path)
+    config = load(RunConfig, str(run)).config
+    assert errors_of_merge(run, 4, logits=True) == {}
+    assert config.adapter is not None
+    for kind, low, high in (("nf4", 0.05, 0.15), ("int8", 0.002, 0.01)):
+        changed = config.model_copy(update={"adapter": config.adapter.model_copy(update={"quantize": kind})})
+        (run / "config.yaml").write_text(dump(changed))
+        errors = errors_of_merge(run, 4, logits=True)
+        assert errors.keys() == {"requantized", "unquantized"}
+        assert all(low < error["weights"] < high for error in errors.values())
+        assert all(0 < error["logits"] < 1 for error in errors.values())

@@ -122,7 +122,7 @@ def _grouped(
 ) -> Tensor:
     """Compute all experts with one grouped matrix product per weight, on slots sorted by expert."""
     width = x_ND.shape[1]
-    gate, up, down = padded(weights.gate), padded(weights.up), padded(weights.down)
+    gate, up, down = _padded(weights.gate), _padded(weights.up), _padded(weights.down)
     assert up is not None
     multiple = 1 if weight_Nk is None else row_multiple(expert_Nk.numel(), len(up), x_ND.device.type, x_ND.itemsize)
     arguments: tuple[Any, ...] = (
@@ -142,12 +142,22 @@ def _grouped(
     return out_ND[:, :width]
 
 
-def padded(weight_EFD: Tensor | None) -> Tensor | None:
+def _padded(weight_EFD: Tensor | None) -> Tensor | None:
     """Pad with zeros to widths that ``grouped_mm`` accepts, which changes no result; copies only if needed."""
     if weight_EFD is None:
         return None
     inner, width = (-size % _ALIGNED for size in weight_EFD.shape[1:])
     return F.pad(weight_EFD, (0, width, 0, inner)) if inner or width else weight_EFD
+
+
+def grouped(x_SI: Tensor, weight_EIO: Tensor, end_E: Tensor) -> Tensor:
+    """Return the product of each expert's rows with its matrix, [S, O]; widths of any size."""
+    outputs = weight_EIO.shape[2]
+    inputs_padded = _padded(weight_EIO)
+    assert inputs_padded is not None
+    missing = inputs_padded.shape[1] - x_SI.shape[1]
+    out_SO = F.grouped_mm(F.pad(x_SI, (0, missing)) if missing else x_SI, inputs_padded, offs=end_E)
+    return out_SO[:, :outputs] if out_SO.shape[1] != outputs else out_SO
 
 
 def slots(expert_Nk: Tensor, num_experts: int, multiple: int = 1) -> tuple[Tensor, Tensor, Tensor]:

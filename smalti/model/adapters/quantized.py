@@ -1,0 +1,162 @@
+"""Frozen weights in 4 or 8 bits, and their products: dequantised for each pass, never kept.
+
+A weight is cut, row by row, into blocks of 64 numbers; each is stored as its largest absolute value (float32) and a
+code for each number: ``nf4``, the NormalFloat of QLoRA (arXiv:2305.14314, appendix E), two codes in a byte; or
+``int8``, a multiple of 1/127. All storage is uint8, which FSDP shards and gathers without a cast.
+
+Shapes: n blocks, I inputs, O outputs, E experts, S slots.
+"""
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+from torch.nn import functional as F
+
+from smalti.config.adapter import BLOCK, Quantization
+from smalti.model.blocks.moe.experts import grouped
+
+NF4 = (
+    -1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.28444138169288635, -0.18477343022823334,
+    -0.09105003625154495, 0.0, 0.07958029955625534, 0.16093020141124725, 0.24611230194568634, 0.33791524171829224,
+    0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0,
+)  # fmt: skip
+"""The 16 levels that the paper publishes: quantiles of the normal distribution, scaled to [-1, 1], 0 among them."""
+
+_CHUNK = 1 << 15
+"""Blocks that are dequantised at a time: 2 million numbers."""
+
+
+def quantize(weight: Tensor, kind: Quantization) -> tuple[Tensor, Tensor]:
+    """Return codes [n, 32] (nf4) or [n, 64] (int8), and the bytes of the scales [n, 4]; both uint8."""
+    flat = weight.detach().float().flatten()
+    blocks = F.pad(flat, (0, -flat.numel() % BLOCK)).view(-1, BLOCK)
+    scales = blocks.abs().amax(dim=1, keepdim=True)
+    units = blocks / scales.clamp(min=torch.finfo(torch.float32).tiny)
+    if kind == "int8":
+        codes = (units * 127).round().add_(127).to(torch.uint8)
+    else:
+        levels = torch.tensor(NF4, device=weight.device)
+        nearest = torch.bucketize(units, (levels[1:] + levels[:-1]) / 2).to(torch.uint8)
+        codes = nearest[:, 0::2] * 16 + nearest[:, 1::2]
+    return codes, scales.view(torch.uint8)
+
+
+def dequantize(codes: Tensor, scales: Tensor, shape: Sequence[int], kind: Quantization, dtype: torch.dtype) -> Tensor:
+    """Return the weight of this shape; scaled in float32, then cast to ``dtype``."""
+    table = _table(kind, codes.device)
+    out = torch.empty((len(codes), BLOCK), dtype=dtype, device=codes.device)
+    for start in range(0, len(codes), _CHUNK):
+        part = slice(start, start + _CHUNK)
+        values = F.embedding(codes[part].int(), table).flatten(1)
+        out[part] = values.mul_(scales[part].contiguous().view(torch.float32))
+    count = 1
+    for size in shape:
+        count *= size
+    return out.flatten()[:count].view(tuple(shape))
+
+
+def _table(kind: Quantization, device: torch.device) -> Tensor:
+    """Return what a byte stands for: [256, 2] or [256, 1]."""
+    if kind == "int8":
+        return ((torch.arange(256, device=device) - 127) / 127)[:, None]
+    levels = torch.tensor(NF4, device=device)
+    return torch.stack([levels.repeat_interleave(16), levels.repeat(16)], dim=1)
+
+
+def blocks_of(shape: Sequence[int]) -> int:
+    """Return the number of blocks of a weight."""
+    return -(-torch.Size(tuple(shape)).numel() // BLOCK)
+
+
+class Dequantized(Mapping[str, Tensor]):
+    """Weights of which those with ``names`` are quantised and dequantised on access."""
+
+    def __init__(self, weights: Mapping[str, Tensor], names: Collection[str], kind: Quantization) -> None:
+        self._weights, self._names, self._kind = weights, frozenset(names), kind
+
+    def __getitem__(self, name: str) -> Tensor:
+        weight = self._weights[name]
+        if name not in self._names:
+            return weight
+        return dequantize(*quantize(weight, self._kind), weight.shape, self._kind, weight.dtype)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._weights)
+
+    def __len__(self) -> int:
+        return len(self._weights)
+
+
+class Store:
+    """Where a module keeps a quantised weight: the parameters ``<name>_codes`` and ``<name>_scales``."""
+
+    def __init__(self, module: nn.Module, name: str, kind: Quantization) -> None:
+        """Replace the parameter ``name`` of ``module``, on the meta device, by those of its codes and scales."""
+        weight = getattr(module, name)
+        self.name, self.kind, self.shape = name, kind, tuple(weight.shape)
+        delattr(module, name)
+        widths = {"codes": BLOCK // 2 if kind == "nf4" else BLOCK, "scales": 4}
+        for part, width in widths.items():
+            empty = torch.empty((blocks_of(self.shape), width), dtype=torch.uint8, device=weight.device)
+            module.register_parameter(f"{name}_{part}", nn.Parameter(empty, requires_grad=False))
+
+    def tensors(self, module: nn.Module) -> tuple[Tensor, Tensor]:
+        """Return codes and scales."""
+        return getattr(module, f"{self.name}_codes"), getattr(module, f"{self.name}_scales")
+
+    def read(self, module: nn.Module, dtype: torch.dtype) -> Tensor:
+        """Return the dequantised weight."""
+        return dequantize(*self.tensors(module), self.shape, self.kind, dtype)
+
+    def linear(self, module: nn.Module, x_NI: Tensor) -> Tensor:
+        """Return x W^T, [N, O], of a weight [O, I]."""
+        out_NO: Tensor = _Linear.apply(x_NI, *self.tensors(module), self.shape, self.kind)
+        return out_NO
+
+    def grouped(self, module: nn.Module, x_SI: Tensor, end_E: Tensor, *, transposed: bool) -> Tensor:
+        """Return the product of each expert's rows with its weight [E, O, I], or [E, I, O] if ``transposed``."""
+        out_SO: Tensor = _GroupedProduct.apply(x_SI, *self.tensors(module), end_E, self.shape, self.kind, transposed)
+        return out_SO
+
+
+class _Linear(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x_NI: Tensor, codes: Tensor, scales: Tensor, shape: tuple[int, ...], kind: Any) -> Tensor:
+        ctx.save_for_backward(codes, scales)
+        ctx.shape, ctx.kind = shape, kind
+        return x_NI @ dequantize(codes, scales, shape, kind, x_NI.dtype).T
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_NO: Tensor) -> tuple[Tensor | None, ...]:
+        codes, scales = ctx.saved_tensors
+        weight_OI = dequantize(codes, scales, ctx.shape, ctx.kind, grad_NO.dtype)
+        return grad_NO @ weight_OI, None, None, None, None
+
+
+class _GroupedProduct(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x_SI: Tensor,
+        codes: Tensor,
+        scales: Tensor,
+        end_E: Tensor,
+        shape: tuple[int, ...],
+        kind: Any,
+        transposed: bool,
+    ) -> Tensor:
+        ctx.save_for_backward(codes, scales, end_E)
+        ctx.shape, ctx.kind, ctx.transposed = shape, kind, transposed
+        weight = dequantize(codes, scales, shape, kind, x_SI.dtype)
+        return grouped(x_SI, weight if transposed else weight.mT, end_E)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_SO: Tensor) -> tuple[Tensor | None, ...]:
+        codes, scales, end_E = ctx.saved_tensors
+        weight = dequantize(codes, scales, ctx.shape, ctx.kind, grad_SO.dtype)
+        return grouped(grad_SO, weight.mT if ctx.transposed else weight, end_E), *(None,) * 6

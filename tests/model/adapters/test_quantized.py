@@ -1,0 +1,98 @@
+"""Weights in 4 and 8 bits: the published levels, the nearest code, products and gradients of the dequantised weight."""
+
+from statistics import NormalDist
+from typing import Any
+
+import pytest
+import torch
+from test_lora import MOE, model_config
+from torch import Tensor
+
+from smalti.config.adapter import AdapterConfig, Quantization
+from smalti.model.adapters.apply import apply, is_adapter, stored_as
+from smalti.model.adapters.lora import draw
+from smalti.model.adapters.quantized import NF4, dequantize, quantize
+from smalti.model.decoder import Decoder
+from smalti.model.init import init_weights
+
+
+def test_levels_are_the_quantiles_of_the_paper() -> None:
+    """2^(k-1) + 1 quantiles for one half, 2^(k-1) for the other, 0 once (arXiv:2305.14314, section 3)."""
+
+    def quantiles(count: int) -> list[float]:
+        last = 0.9677083  # the mean of 1 - 1/30 and 1 - 1/32
+        return [NormalDist().inv_cdf(last + (0.5 - last) * i / (count - 1)) for i in range(count - 1)]
+
+    levels = sorted([*quantiles(9), 0.0, *(-value for value in quantiles(8))])
+    assert len(set(NF4)) == 16
+    torch.testing.assert_close(torch.tensor(NF4), torch.tensor(levels) / max(levels), rtol=1e-6, atol=1e-7)
+
+
+def by_hand(weight: Tensor, kind: Quantization) -> Tensor:
+    levels = torch.tensor(NF4) if kind == "nf4" else torch.arange(-127, 128) / 127
+    flat = weight.flatten().float()
+    out = []
+    for block in flat.split(64):
+        scale = block.abs().max()
+        nearest = ((block / scale)[:, None] - levels).abs().argmin(dim=1)
+        out.append(levels[nearest] * scale)
+    return torch.cat(out).view(weight.shape)
+
+
+@pytest.mark.parametrize("kind", ["nf4", "int8"])
+@pytest.mark.parametrize("shape", [(8, 24), (3, 20, 12), (2, 31)])
+def test_each_number_becomes_the_nearest_level_of_its_block(kind: Quantization, shape: tuple[int, ...]) -> None:
+    weight = torch.randn(shape, generator=torch.Generator().manual_seed(0))
+    codes, scales = quantize(weight, kind)
+    blocks = -(-weight.numel() // 64)
+    assert codes.shape == (blocks, 32 if kind == "nf4" else 64)
+    assert scales.shape == (blocks, 4)
+    again = dequantize(codes, scales, shape, kind, torch.float32)
+    torch.testing.assert_close(again, by_hand(weight, kind), rtol=1e-6, atol=1e-6)
+    assert torch.equal(
+        quantize(again, kind)[0].flatten()[: weight.numel() // 2], codes.flatten()[: weight.numel() // 2]
+    )
+    assert not dequantize(*quantize(torch.zeros(64), kind), (64,), kind, torch.float32).any()
+
+
+def with_base(config: Any, adapter: AdapterConfig, weights: dict[str, Tensor]) -> Decoder:
+    """A model with adapters (B not 0) beside the given weights."""
+    model = Decoder(config)
+    apply(model, adapter)
+    there = model.state_dict()
+    with torch.no_grad():
+        for name, weight in weights.items():
+            for target, value in stored_as(there, name, weight).items():
+                there[target].copy_(value)
+        for name, parameter in model.named_parameters():
+            if is_adapter(name):
+                parameter.copy_(draw(name.replace("lora_B", "lora_A"), parameter.shape, seed=2))
+    return model
+
+
+@pytest.mark.parametrize("moe", [None, MOE | {"kernel": "loop"}, MOE | {"kernel": "grouped"}])
+@pytest.mark.parametrize("kind", ["nf4", "int8"])
+def test_model_computes_with_the_dequantised_weights(kind: Quantization, moe: dict[str, Any] | None) -> None:
+    """Logits and gradients are those of a model whose frozen weights are the dequantised ones."""
+    config = model_config(moe=moe, hidden_size=32)
+    plain = Decoder(config)
+    init_weights(plain, config, seed=1)
+    weights = plain.state_dict()
+    rounded = {
+        name: by_hand(weight, kind) if "_proj" in name and "bias" not in name else weight
+        for name, weight in weights.items()
+    }
+    adapter: dict[str, Any] = {"rank": 3, "targets": ("q_proj", "mlp"), "layers": (1, 1)}
+    model = with_base(config, AdapterConfig(quantize=kind, **adapter), weights)
+    reference = with_base(config, AdapterConfig(**adapter), rounded)
+    assert sum(p.nbytes for p in model.parameters()) < 0.6 * sum(p.nbytes for p in reference.parameters())
+    ids_BT = torch.arange(20).view(2, 10)
+    for one in (model, reference):
+        one(ids_BT).value.square().sum().backward()
+    torch.testing.assert_close(model(ids_BT).value, reference(ids_BT).value, rtol=1e-4, atol=1e-5)
+    gradients = {name: p.grad for name, p in reference.named_parameters() if p.grad is not None}
+    assert gradients
+    for name, parameter in model.named_parameters():
+        assert (parameter.grad is not None) == is_adapter(name)
+        if parameter.grad is not None:
+            torch.testing.assert_close(parameter.grad, gradients[name], rtol=1e-3, atol=1e-4)
