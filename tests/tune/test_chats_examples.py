@@ -170,7 +170,6 @@ def test_rows_that_hold_an_item_of_an_evaluation_are_dropped(tmp_path: Path, fol
 @pytest.mark.parametrize("name", ["text", "tokens"])
 def test_chatml_is_served_as_it_was_trained(name: str, tmp_path: Path) -> None:
     from smalti.data.tokenizer.chat import load_chat
-    from smalti.tune.chats.templates import write_template
 
     controls, end = {"tokens": (("<|im_start|>", "<|im_end|>"), "<|im_end|>"), "text": ((), "<eos>")}[name]
     place = tmp_path
@@ -178,7 +177,7 @@ def test_chatml_is_served_as_it_was_trained(name: str, tmp_path: Path) -> None:
     (place / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<eos>", "bos_token": "<eos>"}))
     chats = ChatTokenizer(place, "chatml")
     assert chats.tokenizer.decode([chats.end_id], skip_special=False) == end
-    write_template(place, chats.text, [chats.tokenizer.eod_id, chats.end_id])
+    chats.write_to(place)
     messages = chat("\n\nq", "a")
     served = load_chat(place).prompt_ids(messages[:1], chats.tokenizer, 0)
     ids, mask = tokenize(messages, place)

@@ -122,9 +122,25 @@ def conversations(draw: st.DrawFn) -> Messages:
 def test_the_mask_covers_exactly_the_answers_of_any_conversation(name: str, folders: Any) -> None:
     family = FAMILIES[name]
 
-    @settings(max_examples=60, deadline=None, derandomize=True)
+    @settings(max_examples=max(50, settings.default.max_examples // 2), deadline=None)
     @given(conversations())
     def compare(messages: Messages) -> None:
         check(family, folders(name), conversation_of(family, messages))
+
+    compare()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["qwen", "llama-2", "phi"])
+def test_a_prompt_is_trained_as_it_is_served(name: str, folders: Any) -> None:
+    folder = folders(name)
+
+    @settings(max_examples=30, deadline=None)
+    @given(TEXTS, TEXTS)
+    def compare(question: str, answer: str) -> None:
+        messages = [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
+        ((ids, mask, _),) = chats(folder).tokenize([Request(messages, [1])])
+        served = chats(folder)._chat.prompt_ids(messages[:1], chats(folder).tokenizer, 0)
+        assert ids[: mask.index(1)] == served
 
     compare()

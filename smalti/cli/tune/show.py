@@ -10,10 +10,8 @@ from smalti.cli.options import Json
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from smalti.config.examples import ExamplesConfig
     from smalti.data.examples import Example
     from smalti.data.tokenizer.encode import Tokenizer
-    from smalti.tune.chats.report import ExamplesReport
 
 
 def show(
@@ -43,10 +41,12 @@ def show(
     from smalti.base.env import plain_output
     from smalti.base.errors import UserError
     from smalti.cli.extras import need
+    from smalti.cli.progress import ProgressLine
     from smalti.cli.tables import pairs, print_json
     from smalti.config.examples import ExamplesConfig
     from smalti.config.load import from_dict
     from smalti.data.tokenizer.encode import load_tokenizer
+    from smalti.tune.chats.examples import examples_of
     from smalti.tune.chats.report import ExamplesReport
 
     need("data", "smalti tune", "pyarrow", "tokenizers")
@@ -55,35 +55,28 @@ def show(
     values = {"files": [file], "template": template}
     config = from_dict(ExamplesConfig, values, "smalti tune show", overrides or []).config
     report = ExamplesReport()
-    examples = _first(config, tokenizer, report, limit)
     encoder = load_tokenizer(tokenizer)
-    if as_json:
-        print_json({"examples": [_json(*pair, encoder) for pair in examples], "report": report.to_json()})
-        return
     with_color = sys.stdout.isatty() and not plain_output() if color == "auto" else color == "always"
-    for split, example in examples:
-        print(f"{example.id} ({split}){_values(example)}")
-        names = ("chosen", "rejected") if len(example.sequences) == 2 else ("",)
-        for name, (ids, mask) in zip(names, example.sequences, strict=True):
-            counts = f"{len(ids):,} tokens, {sum(mask):,} in the loss"
-            print(f"  {name + ': ' if name else ''}{counts}")
-            print(_marked(ids, mask, encoder, with_color), end="\n\n")
+    examples = []
+    with ProgressLine("rows") as progress:
+        for number, (split, example) in enumerate(examples_of(config, tokenizer, report, progress=progress)):
+            if number < limit and as_json:
+                examples.append(_json(split, example, encoder))
+            elif number < limit:
+                _print(split, example, encoder, with_color)
+    if as_json:
+        return print_json({"examples": examples, "report": report.to_json()})
     if not with_color:
         print("[[ ]]: in the loss; |: between tokens\n")
     print(pairs(report.rows_of_table()))
 
 
-def _first(config: "ExamplesConfig", folder: str, report: "ExamplesReport", limit: int) -> "list[tuple[str, Example]]":
-    """Return the first examples; reads all, so that the report is complete."""
-    from smalti.cli.progress import ProgressLine
-    from smalti.tune.chats.examples import examples_of
-
-    first: list[tuple[str, Example]] = []
-    with ProgressLine("rows") as progress:
-        for pair in examples_of(config, folder, report, progress=progress):
-            if len(first) < limit:
-                first.append(pair)
-    return first
+def _print(split: str, example: "Example", encoder: "Tokenizer", with_color: bool) -> None:
+    print(f"{example.id} ({split}){_values(example)}")
+    names = ("chosen: ", "rejected: ") if len(example.sequences) == 2 else ("",)
+    for name, (ids, mask) in zip(names, example.sequences, strict=True):
+        print(f"  {name}{len(ids):,} tokens, {sum(mask):,} in the loss")
+        print(_marked(ids, mask, encoder, with_color), end="\n\n", flush=True)
 
 
 def _values(example: "Example") -> str:

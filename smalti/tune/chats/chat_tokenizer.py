@@ -18,7 +18,7 @@ from smalti.data.tokenizer.encode import CONFIG_FILE, TOKENIZER_FILE, load_token
 from smalti.tune.chats.mask import encode_spans
 from smalti.tune.chats.messages import ASSISTANT, WEIGHT, Message, arguments_as_text, read_messages, read_tools
 from smalti.tune.chats.spans import PROBE_MESSAGES, PROBE_PREFIXES, ControlTokens, Renderings, Span, end_of_turn
-from smalti.tune.chats.templates import chatml, joined
+from smalti.tune.chats.templates import chatml, joined, write_template
 
 
 class Tokens(NamedTuple):
@@ -68,6 +68,10 @@ class ChatTokenizer:
         self._end = end_of_turn(self._probe(template), self._controls)
         self.end_id: int = self.tokenizer.encode(self._end.text, special=True)[-1]
         """The token that ends an answer."""
+
+    def write_to(self, folder: str | Path) -> None:
+        """Give the model or tokenizer in ``folder`` this template, and the end tokens for generation."""
+        write_template(folder, self.text, [self.tokenizer.eod_id, self.end_id])
 
     def tokenize(self, requests: Sequence[Request]) -> list[Tokens | UserError]:
         """Return ids and mask of each conversation, or the error if the template or tokenizer does not allow it."""

@@ -39,26 +39,29 @@ class ControlTokens:
     def __init__(self, tokens: Collection[str]) -> None:
         # Some vocabularies have runs of blanks as added tokens.
         names = sorted((token for token in tokens if token.strip()), key=len, reverse=True)
-        self._token = "|".join(map(re.escape, names)) or "(?!)"
+        token = f"(?:{'|'.join(map(re.escape, names)) or '(?!)'})"
+        self._run = re.compile(f"{token}+")
+        self._start = re.compile(rf"\s*{token}")
+        self._last = re.compile(rf"{token}\s*\Z")
 
     def first(self, text: str) -> str:
         """Return the first one in ``text``, with those that follow at once; empty if there is none."""
-        match = re.search(rf"(?:{self._token})+", text)
+        match = self._run.search(text)
         return match[0] if match else ""
 
     def at_start(self, text: str) -> str:
         """Return the one that ``text`` begins with, with the blanks before it; empty if there is none."""
-        match = re.match(rf"\s*(?:{self._token})", text)
+        match = self._start.match(text)
         return match[0] if match else ""
 
     def end(self, text: str) -> int | None:
         """Return where the last one ends, if only blanks follow."""
-        match = re.search(rf"(?:{self._token})\s*\Z", text)
+        match = self._last.search(text)
         return len(match[0].rstrip()) + match.start() if match else None
 
     def only(self, text: str) -> bool:
         """Return whether ``text`` holds nothing but such tokens and blanks."""
-        return not text.strip() or not re.sub(self._token, "", text).strip()
+        return not text.strip() or not self._run.sub("", text).strip()
 
 
 PROBE_MESSAGES = [

@@ -52,7 +52,7 @@ def write_template(folder: str | Path, template: str, end_ids: list[int]) -> Non
     """Give the model or tokenizer in ``folder`` a chat template (empty: it keeps its own), and add ``end_ids`` to the
     tokens that end an answer.
 
-    ``smalti export``, ``chat`` and ``serve`` use them.
+    ``smalti export``, ``chat`` and ``serve`` use them. An empty ``template`` leaves the folder's own.
     """
     if template:
         store.write_text(store.join(folder, TEMPLATE_FILE), template)
