@@ -52,7 +52,8 @@ def run_config(
     values["train"] |= {"duration": "5step", "precision": {"compute": "fp32"}, "global_batch_tokens": 128}
     values["train"] |= {"parallel": {"ranks": ranks, "threads": 1, "device": "cpu"}, **(train or {})}
     named = [task if isinstance(task, str) else task | {"file": str(root / task["file"])} for task in tasks]
-    values["evals"] = {"tasks": named, "every": "2step", "n": 12, "shots": 1, **evals}
+    questions = {"n": 12, "shots": 1} if "arithmetic" in tasks else {}
+    values["evals"] = {"tasks": named, "every": "2step", **questions, **evals}
     return from_dict(RunConfig, values, "test").config
 
 

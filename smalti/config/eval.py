@@ -1,6 +1,5 @@
 """The config of ``smalti eval run``, and the suites that are found by name."""
 
-from collections.abc import Iterable, Sequence
 from typing import Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
@@ -13,7 +12,7 @@ from smalti.config.task import Mode, TaskConfig
 class EvalConfig(Config):
     """Tasks, amount of data and seed. Equal configs give a model exactly the same questions."""
 
-    suite: str = Field("demo", pattern=r"[A-Za-z0-9][A-Za-z0-9._-]*")
+    suite: str = Field("demo", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
     """Name of the suite and of its results folder."""
     tasks: tuple[TaskConfig | str, ...] = Field(("heldout", "arithmetic", "brackets"), min_length=1)
     """The tasks, in order: names, paths of YAML files, or tasks written here."""
@@ -102,32 +101,6 @@ class InLoopConfig(EvalConfig):
                 hint="evals.every=0.1run",
             )
         return every
-
-
-_ALWAYS_READ = ("suite", "tasks", "seq_len", "batch_tokens")
-_READ_BY = {
-    "heldout": ("heldout", "max_bytes", "overlap_frac", "resamples", "seed"),
-    "arithmetic": ("n", "shots", "seed"),
-    "brackets": ("n", "shots", "seed"),
-}
-_READ_BY_FILES = ("mode", "chat", "limit", "cut_prompts", "task_shots")
-
-
-def without_effect(names: Iterable[str], tasks: Sequence[TaskConfig | str], mode: Mode) -> list[str]:
-    """Return the fields of ``EvalConfig`` among ``names`` that none of the tasks reads."""
-    read = set(_ALWAYS_READ)
-    for task in tasks:
-        read.update(_READ_BY.get(task, _READ_BY_FILES) if isinstance(task, str) else _READ_BY_FILES)
-        if isinstance(task, str) and task not in _READ_BY and not task.endswith((".yaml", ".yml")):
-            read.add("data")
-    if mode == "v0.3":
-        read.discard("chat")
-    return [name for name in names if name not in read]
-
-
-def task_name(task: TaskConfig | str) -> str:
-    """Return the name or the path of a task of a config."""
-    return task if isinstance(task, str) else task.name or task.file
 
 
 def suites() -> dict[str, EvalConfig]:

@@ -36,7 +36,7 @@ class Price(Config):
 
     usd_per_hour: Rate
     """Usual on-demand price."""
-    date: str = Field(pattern=r"\d{4}-\d{2}")
+    date: str = Field(pattern=r"^\d{4}-\d{2}$")
     """Month of the price, as 2026-05."""
     source: str = Field(min_length=1)
     """Source of the price."""
@@ -45,7 +45,7 @@ class Price(Config):
 class Hardware(Config):
     """One device and its links to others; rates are of one device, in one direction."""
 
-    name: str = Field(pattern=r"[a-z0-9][a-z0-9.-]*")
+    name: str = Field(pattern=r"^[a-z0-9][a-z0-9.-]*$")
     """Name in commands, as ``h100-sxm``."""
     title: str = Field(min_length=1)
     """Full name, as ``NVIDIA H100 SXM 80 GB``."""

@@ -49,7 +49,7 @@ class TaskConfig(Config):
     that follows instructions, in the columns of IFEval."""
     file: str
     """The JSONL file; a relative path starts at the folder of the YAML file."""
-    name: str | None = Field(None, pattern=r"[A-Za-z0-9][A-Za-z0-9._-]*")
+    name: str | None = Field(None, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
     """Name in the results; absent: that of the YAML file, or of ``file``."""
     columns: Columns = Columns()
     preamble: str = ""
@@ -71,7 +71,8 @@ class TaskConfig(Config):
     answer_delimiter: str = ""
     """Kind generation: text between the chain of thought and the answer (``"The answer is "``); empty: no reasoning."""
     stop: tuple[str, ...] = ()
-    """Kind generation: texts that end an answer; absent: the end of its first line, if there is no reasoning."""
+    """Kind generation: texts that end an answer; absent: in mode ``fixed`` the end of its first line, if there is no
+    reasoning; through a chat template the end of the turn."""
     normalize: bool = True
     """Kind generation: compare without case, punctuation and articles."""
     verbatim: bool = False

@@ -7,6 +7,7 @@ settings, and Smalti's code. Each result is a file, written completely or not at
 import hashlib
 import json
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -29,12 +30,13 @@ class Cache:
         self._about = {"model": {path.name: sha256_file(path) for path in files}, "dtype": dtype, "code": _code()}
 
     def result(self, task: Any, compute: Callable[[], TaskResult]) -> TaskResult:
-        """Return the kept result of ``task``, a JSON value that describes it and its settings; else compute and keep
-        it. The score of a kept one has ``cached: true``."""
+        """Return the cached result of ``task``, a JSON value that describes it and its settings; else compute and cache
+        it. The score of a cached one has ``cached: true``. A damaged file is computed again."""
         path = self._folder / f"{digest_json([self._about, task])}.json"
         if path.exists():
-            kept = json.loads(path.read_bytes())
-            return TaskResult(kept["name"], {**kept["score"], "cached": True}, kept["samples"])
+            with suppress(ValueError):
+                values = json.loads(path.read_bytes())
+                return TaskResult(values["name"], {**values["score"], "cached": True}, values["samples"])
         result = compute()
         path.parent.mkdir(parents=True, exist_ok=True)
         store.write_json(path, asdict(result))

@@ -12,7 +12,7 @@ from torch import nn
 
 from smalti.base import log
 from smalti.base.errors import UserError
-from smalti.config.eval import InLoopConfig
+from smalti.config.eval import EvalConfig, InLoopConfig, suites
 from smalti.config.run import RunConfig
 from smalti.data.tokenizer.encode import Tokenizer, load_tokenizer
 from smalti.distributed.group.mesh import Mesh
@@ -26,6 +26,7 @@ from smalti.evals.tasks.find import GAUNTLET, FileTask, find_tasks
 from smalti.evals.tasks.generated import context_of
 from smalti.evals.tasks.items import read_items
 from smalti.evals.tasks.ranked import RankedTask, file_task, generated_task
+from smalti.evals.tasks.settings import without_effect
 from smalti.evals.tasks.windows import TooLong
 from smalti.train.hooks import Hook
 from smalti.train.loop import Evaluate
@@ -128,14 +129,24 @@ def _tasks(
 
 
 def _require_effect(evals: InLoopConfig, generated: list[FileTask]) -> None:
-    """Raise UserError for options of generated answers without a task that has them."""
-    for name in ("threads", "priority"):
+    """Raise UserError for a field that no task reads during training, and that differs from its suite's."""
+    for name in ("threads", "priority", "chat"):
         value = getattr(evals, name)
         if not generated and value != InLoopConfig.model_fields[name].default:
             raise UserError(
                 f"evals.{name}={value} has no effect: no task generates answers",
                 hint=f"remove evals.{name}, or add a task of the kind generation or ifeval",
             )
+    suite = suites().get(evals.suite, EvalConfig())
+    changed = [name for name in EvalConfig.model_fields if getattr(evals, name) != getattr(suite, name)]
+    in_loop = tuple(task for task in evals.tasks if task != "heldout")
+    unread, tasks = without_effect(changed, evals.model_copy(update={"tasks": in_loop}))
+    if unread:
+        raise UserError(
+            f"evals.{unread[0]} has no effect on the tasks during training: {', '.join(tasks)}",
+            allowed="fields that these tasks read; train.eval_every measures held-out text",
+            hint=f"remove evals.{unread[0]}",
+        )
 
 
 def _of_file(task: FileTask, evals: InLoopConfig, encoder: _Encoder, seq_len: int) -> RankedTask:

@@ -15,7 +15,8 @@ from smalti.base import store
 from smalti.base.errors import DataError
 from smalti.config.task import Kind, TaskConfig
 from smalti.evals.graders.answers import normalized
-from smalti.evals.tasks.items import NEEDED, Item, read_items, read_rows
+from smalti.evals.rows import read_rows
+from smalti.evals.tasks.items import NEEDED, Item, read_items
 
 _LEAST_ROWS = 8
 """Fewer rows have no distribution to test."""
@@ -68,7 +69,7 @@ def lint_task(task: TaskConfig) -> list[Finding]:
 
 
 def lint_results(tasks: Mapping[str, Mapping[str, Any]], file: str) -> list[Finding]:
-    """Check the scores of a results file: tasks that all models solve, or that this one does not begin to."""
+    """Check the scores of a results file: tasks that the model solves, or does not begin to."""
     findings = []
     for name, score in tasks.items():
         if score.get("metric") != "accuracy" or not score["interval"]:

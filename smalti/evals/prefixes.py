@@ -49,7 +49,7 @@ class Row:
 
     @property
     def is_plain(self) -> bool:
-        """True if the row is the inputs of one window, of which others may be a part."""
+        """Whether the row is the inputs of its longest window, and all others begin like it: nothing branches."""
         return self.width == self.longest
 
 
@@ -147,8 +147,8 @@ class Branches:
     def __init__(self, config: ModelConfig, positions_RT: Tensor, parts_RT: Tensor) -> None:
         self._config = config
         self._positions_RT = positions_RT
-        own_RTT = parts_RT[:, :, None] == parts_RT[:, None, :]
-        self._unseen_RTT = ~(own_RTT | (parts_RT == 0)[:, None, :])
+        same_part_RTT = parts_RT[:, :, None] == parts_RT[:, None, :]
+        self._unseen_RTT = ~(same_part_RTT | (parts_RT == 0)[:, None, :])
         self._kernels: dict[int | None, Attend] = {}
 
     def begin(self, like_BTD: Tensor) -> Place:

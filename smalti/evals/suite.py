@@ -24,6 +24,7 @@ from smalti.evals.tasks import generation, heldout, instructions, ranked
 from smalti.evals.tasks.find import GAUNTLET, LM_EVAL, FileTask, find_tasks
 from smalti.evals.tasks.generated import context_of
 from smalti.evals.tasks.items import read_items
+from smalti.evals.tasks.settings import settings_of
 from smalti.evals.tasks.text_files import is_text_file
 from smalti.evals.tasks.windows import TooLong
 from smalti.serve.engine.engine import Engine
@@ -96,7 +97,11 @@ def context_tokens(engine: Engine, config: EvalConfig) -> int:
     """The longest context that tasks may use: ``config.seq_len``, or the model's own up to 2048."""
     longest = engine.limit_tokens
     if config.seq_len is not None and config.seq_len > longest:
-        raise UserError(f"seq_len={config.seq_len} is longer than the model's {longest}", allowed=f"2 to {longest}")
+        raise UserError(
+            f"seq_len={config.seq_len} is longer than the model's {longest}",
+            allowed=f"2 to {longest}",
+            hint=f"seq_len={longest}",
+        )
     return config.seq_len or min(longest, _LONGEST_DEFAULT_TOKENS)
 
 
@@ -146,25 +151,25 @@ class _Part:
 def _parts(engine: Engine, config: EvalConfig, seq_len: int, try_bf16: bool, chat: ChatFormat | None) -> list[_Part]:
     if config.suite == LM_EVAL:
         return [_Part(name, run_task, None) for name, run_task in lm_eval_tasks.parts(engine, config, seq_len)]
-    settings = config.model_dump(mode="json", exclude={"suite", "tasks", "heldout", "data", "batch_tokens"})
     parts: list[_Part] = []
 
-    def add(name: str, run_task: Callable[[Progress], TaskResult], **about: Any) -> None:
+    def add(name: str, settings: dict[str, Any], run_task: Callable[[Progress], TaskResult], **about: Any) -> None:
         parts.append(_Part(name, run_task, {"name": name, **settings, "seq_len": seq_len, **about}))
 
     for task in find_tasks(config):
+        settings = settings_of(task, config)
         if isinstance(task, FileTask):
             run_task, about = _file_part(task, engine, config, seq_len, chat)
-            add(task.name, run_task, **about)
+            add(task.name, settings, run_task, **about)
         elif task != "heldout":
             context = context_of(task, seq_len, engine.limit_tokens)
             make = partial(ranked.generated_task, task, engine, config, context)
-            add(task, partial(_score, make, engine, config))
+            add(task, settings, partial(_score, make, engine, config))
         else:
             for source, folder in config.heldout.items():
                 digest = sha256_bytes(store.read_bytes(_index_of(folder)))
                 run_heldout = partial(heldout.run, source, folder, engine, config, seq_len, try_bf16=try_bf16)
-                add(f"heldout/{source}", run_heldout, digest=digest, try_bf16=try_bf16)
+                add(f"heldout/{source}", settings, run_heldout, digest=digest, try_bf16=try_bf16)
     return parts
 
 

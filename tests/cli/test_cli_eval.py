@@ -87,7 +87,7 @@ def test_an_old_export_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[
         (["n=none"], ("n", "none")),
         (["tasks=[arithmetics]"], ("arithmetics",)),
         (["tasks=[brackets]", "max_bytes=9"], ("max_bytes has no effect on brackets", "hint: remove it")),
-        (["limit=3"], ("limit has no effect on heldout, arithmetic, brackets",)),
+        (["limit=3"], ("limit has no effect on heldout, arithmetic, brackets (suite demo)",)),
         (["tasks=[brackets]", "task_shots=1"], ("task_shots has no effect",)),
     ],
 )
@@ -103,7 +103,10 @@ def test_bad_requests_exit_2(
 def test_tasks_of_lm_eval_read_few_options() -> None:
     config = EvalConfig(suite="lm-eval", tasks=("piqa",))
     _require_effect(config, ["limit=5", "tasks=[piqa]", "seq_len=64"])
-    with pytest.raises(UserError, match="shots has no effect on piqa of the suite lm-eval"):
+    _require_effect(EvalConfig(tasks=("needle_64",)), ["n=5"])
+    with pytest.raises(UserError, match="shots has no effect on needle_64"):
+        _require_effect(EvalConfig(tasks=("needle_64",)), ["shots=5"])
+    with pytest.raises(UserError, match=r"shots has no effect on piqa \(suite lm-eval\)"):
         _require_effect(config, ["limit=5", "shots=5"])
 
 

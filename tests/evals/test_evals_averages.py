@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from smalti.base.errors import UserError
-from smalti.evals.statistics.averages import average, macro_mean, rescaled
+from smalti.evals.statistics.averages import average, rescaled
 from smalti.evals.statistics.intervals import Estimate, mean
 
 
@@ -48,13 +48,6 @@ def test_an_average_of_averages_is_that_of_their_scores() -> None:
 def test_a_score_without_an_interval_leaves_the_average_without() -> None:
     result = average([score(0.2, 0.03, 0.1, 0.3), replace(score(0.6, None, 0, 1), interval=None)])
     assert (result.value, result.stderr, result.interval) == (0.4, None, None)
-
-
-def test_macro_mean_weights_sub_categories_equally() -> None:
-    values = [1, 1, 0, 0, 0, 0]
-    result = macro_mean(values, ["a", "a", "b", "b", "b", "b"])
-    assert result.value == 0.5
-    assert result == average([mean(values[:2]), mean(values[2:])])
 
 
 @pytest.mark.parametrize("weights", [[], [1.0], [0.0, 0.0], [1.0, -1.0], [1.0, math.inf]])

@@ -22,14 +22,14 @@ def engine() -> Engine:
 
 def test_results_and_samples_are_written(engine: Engine, tmp_path: Path) -> None:
     config = EvalConfig(n=5, heldout={"code": write_byte_tokens(tmp_path / "t", ["abc", "é"])}, seq_len=32, shots=1)
-    heard: list[str] = []
-    found = suite.run(engine, config, str(tmp_path / "run"), about={"step": 7}, announce=heard.append)
-    folder = Path(found["folder"])
+    announced: list[str] = []
+    report = suite.run(engine, config, str(tmp_path / "run"), about={"step": 7}, announce=announced.append)
+    folder = Path(report["folder"])
     assert folder.parent == tmp_path / "run/evals/demo"
     assert sorted(path.name for path in folder.iterdir()) == ["results.json", "samples.jsonl"]
     stored = json.loads((folder / "results.json").read_text())
-    assert stored == {key: value for key, value in found.items() if key != "folder"}
-    assert list(stored["tasks"]) == heard == ["heldout/code", "arithmetic", "brackets"]
+    assert stored == {key: value for key, value in report.items() if key != "folder"}
+    assert list(stored["tasks"]) == announced == ["heldout/code", "arithmetic", "brackets"]
     assert stored["step"] == 7
     assert stored["model"] == "uniform"
     lines = [json.loads(line) for line in (folder / "samples.jsonl").read_text().split("\n")[:-1]]
@@ -60,21 +60,21 @@ def test_heldout_without_data_is_refused(engine: Engine) -> None:
 
 def test_missing_folders_are_named_before_anything_is_scored(engine: Engine, tmp_path: Path) -> None:
     folders = {"a": write_byte_tokens(tmp_path / "a", ["abc"]), "b": "none", "c": str(tmp_path)}
-    heard: list[str] = []
+    announced: list[str] = []
     with pytest.raises(DataError, match=r"heldout\.b = none, heldout\.c = "):
-        suite.run(engine, EvalConfig(heldout=folders), announce=heard.append)
-    assert not heard
+        suite.run(engine, EvalConfig(heldout=folders), announce=announced.append)
+    assert not announced
     suite.check_folders(EvalConfig(heldout=folders, tasks=("brackets",)))
 
 
 def test_progress_rises_to_the_whole(engine: Engine) -> None:
-    told: list[tuple[str, int, int]] = []
+    calls: list[tuple[str, int, int]] = []
     config = EvalConfig(n=6, tasks=("brackets",), shots=1, batch_tokens=128)
-    suite.run(engine, config, progress=lambda *now: told.append(now))
-    assert len(told) > 2
-    assert [done for _, done, _ in told] == sorted({done for _, done, _ in told})
-    assert {name for name, _, _ in told} == {"brackets (task 1 of 1)"}
-    assert told[-1][1] == told[-1][2]
+    suite.run(engine, config, progress=lambda *now: calls.append(now))
+    assert len(calls) > 2
+    assert [done for _, done, _ in calls] == sorted({done for _, done, _ in calls})
+    assert {name for name, _, _ in calls} == {"brackets (task 1 of 1)"}
+    assert calls[-1][1] == calls[-1][2]
 
 
 def test_a_context_longer_than_the_model_is_refused(engine: Engine) -> None:
@@ -132,7 +132,13 @@ def test_what_changes_a_score_is_in_the_key_of_the_cache(engine: Engine, tmp_pat
 
     assert cached(config) == [False] * 3
     assert cached(config) == cached(config.model_copy(update={"batch_tokens": 64})) == [True] * 3
-    assert cached(config.model_copy(update={"seed": 2})) == [False] * 3
+    assert cached(config.model_copy(update={"seed": 2})) == [False, True, False]
+    assert cached(config.model_copy(update={"n": 2})) == [False, True, True]
+    assert cached(config.model_copy(update={"limit": 1})) == [True, False, True]
+    for damaged in (tmp_path / "cache").glob("*.json"):
+        damaged.write_bytes(damaged.read_bytes()[:-9])
+    assert cached(config) == [False] * 3
+    assert cached(config) == [True] * 3
     assert cached(config, "bf16") == [False] * 3
     rows.write_text('{"context": "a", "continuation": "c"}\n')
     assert cached(config) == [True, False, True]

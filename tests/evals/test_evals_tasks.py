@@ -165,6 +165,46 @@ def test_options_and_continuations_are_scored_as_one_text(engine: Engine, tmp_pa
         assert sample["correct"] == (sample["choice"] == sample["gold"])
 
 
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (
+            b'{"context": "a", "continuation": "b"}\n{"context": "a \\ud800 b", "continuation": "c"}',
+            "t.jsonl:2: the text is not Unicode",
+        ),
+        (
+            b'{"context": "a", "continuation": "b"}\n\n{"context": "caf\xe9", "continuation": "c"}',
+            "t.jsonl:3: not UTF-8",
+        ),
+        (
+            b'{"context": "a", "continuation": "b", "id": 1}\n{"context": "c", "continuation": "d", "id": "1"}',
+            "t.jsonl:2: the id '1' is that of line 1 too",
+        ),
+    ],
+)
+def test_text_that_cannot_be_a_row(data: bytes, message: str, tmp_path: Path) -> None:
+    path = tmp_path / "t.jsonl"
+    path.write_bytes(data)
+    columns = {"id": "id"} if b'"id"' in data else {}
+    with pytest.raises(DataError, match=message):
+        read_items(TaskConfig(kind="exact", file=str(path), columns=columns))
+
+
+def test_a_byte_order_mark_and_escapes_are_no_problem(tmp_path: Path) -> None:
+    path = tmp_path / "t.jsonl"
+    path.write_bytes(b'\xef\xbb\xbf{"context": "\\ud83d\\ude00 \\u00e9", "continuation": "b"}\n')
+    (item,) = read_items(TaskConfig(kind="exact", file=str(path)))
+    assert item.prompt == "😀 é"
+
+
+def test_a_name_is_no_path() -> None:
+    for name in ("../../evil", "a/b", "a b", ""):
+        with pytest.raises(ValidationError, match="pattern"):
+            TaskConfig(kind="exact", file="t.jsonl", name=name)
+        with pytest.raises(ValidationError, match="pattern"):
+            EvalConfig(suite=name)
+
+
 class SpaceTokenizer(ByteTokenizer):
     """Bytes, and a token for ' a', so that mode v0.3 puts a space before an option."""
 

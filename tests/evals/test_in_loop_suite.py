@@ -90,6 +90,9 @@ def test_times_are_refused(tmp_path: Path) -> None:
     [
         ({"tasks": ["heldout"]}, "evals has no task that runs during training: heldout"),
         ({"tasks": ["arithmetik"]}, "there is no task 'arithmetik'"),
+        ({"max_bytes": 9}, "evals.max_bytes has no effect on the tasks during training: arithmetic, brackets, own"),
+        ({"tasks": ["brackets"], "limit": 9}, "evals.limit has no effect"),
+        ({"chat": False}, "evals.chat=False has no effect"),
         ({"suite": "gauntlet", "tasks": ["gauntlet"]}, "the Gauntlet's files are not part of Smalti"),
     ],
 )

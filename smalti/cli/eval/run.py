@@ -130,21 +130,17 @@ def _config(suite: str, folder: "ModelFolder", overrides: list[str]) -> "EvalCon
 def _require_effect(config: "EvalConfig", overrides: list[str]) -> None:
     """Raise UserError for an override that the tasks do not read."""
     from smalti.base.errors import UserError
-    from smalti.config.eval import task_name, without_effect
-    from smalti.evals.tasks.find import LM_EVAL
+    from smalti.evals.tasks.settings import without_effect
 
     names = [re.split(r"[.\[=]", override, maxsplit=1)[0] for override in overrides]
-    if config.suite == LM_EVAL:
-        unread = [name for name in names if name not in ("tasks", "limit", "seq_len", "batch_tokens")]
-    else:
-        unread = without_effect(names, config.tasks, config.mode)
+    unread, tasks = without_effect(names, config)
     if unread:
-        shots = unread[0] == "shots" and config.suite != LM_EVAL
         raise UserError(
-            f"{unread[0]} has no effect on {', '.join(map(task_name, config.tasks))}"
-            + (f" of the suite {LM_EVAL}" if config.suite == LM_EVAL else ""),
+            f"{unread[0]} has no effect on {', '.join(tasks)} (suite {config.suite})",
             allowed="changes to fields that one of the tasks reads",
-            hint="task_shots is for tasks of files" if shots else "remove it, or name other tasks: 'tasks=[...]'",
+            hint="task_shots is for tasks of files"
+            if unread[0] == "shots"
+            else "remove it, or name other 'tasks=[...]'",
         )
 
 
@@ -195,9 +191,9 @@ def _print(results: dict[str, Any]) -> None:
     _print_depths(results["tasks"])
     if "gauntlet" in results:
         _print_gauntlet(results["gauntlet"])
-    kept = sum(bool(score.get("cached")) for score in results["tasks"].values())
-    if kept:
-        print(f"\n{kept} of {len(rows)} results are of an earlier evaluation; --no-cached computes them again")
+    n_cached = sum(bool(score.get("cached")) for score in results["tasks"].values())
+    if n_cached:
+        print(f"\n{n_cached} of {len(rows)} results are of an earlier evaluation; --no-cached computes them again")
     if "folder" in results:
         print(f"\nread the samples: smalti eval read {shlex.quote(results['folder'])}")
 

@@ -40,7 +40,7 @@ _REASONING: dict[str, Any] = {
 
 @dataclass(frozen=True)
 class Benchmark:
-    """A benchmark; its file is ``<category>/<file>.jsonl`` below the data folder."""
+    """A benchmark; its file is ``<category>/<file>.jsonl`` below the data folder, or ``<file>.jsonl`` in it."""
 
     name: str
     category: Category
@@ -56,7 +56,7 @@ class Benchmark:
 
     @property
     def path(self) -> str:
-        """The file below the data folder."""
+        """The file below the data folder, in LLM Foundry's layout."""
         return f"{self.category}/{self.file}.jsonl"
 
     def task(self, file: str) -> TaskConfig:

@@ -65,7 +65,11 @@ class SmaltiLM(TemplateLM):  # type: ignore[misc]
         windows = []
         for _strings, context, continuation in requests:
             if not 0 < len(continuation) <= self.max_length:
-                raise TooLong(f"an answer has {len(continuation)} tokens", allowed=f"1 to {self.max_length}")
+                raise TooLong(
+                    f"an answer has {len(continuation)} tokens",
+                    allowed=f"1 to {self.max_length}",
+                    hint="leave the task out, or evaluate with a longer seq_len",
+                )
             ids = (context + continuation)[-(self.max_length + 1) :]
             windows.append(Window(np.array(ids, dtype=np.int64), len(ids) - len(continuation)))
         scores = score_greedy(self.engine.model, windows, batch_tokens=self._batch_tokens, progress=self.progress)
@@ -91,7 +95,11 @@ class SmaltiLM(TemplateLM):  # type: ignore[misc]
         for context, options in zip(contexts, params, strict=True):
             room = self.max_length - options.max_tokens
             if room < 1:
-                raise TooLong(f"an answer has up to {options.max_tokens} tokens", allowed=f"1 to {self.max_length - 1}")
+                raise TooLong(
+                    f"an answer has up to {options.max_tokens} tokens",
+                    allowed=f"1 to {self.max_length - 1}",
+                    hint="leave the task out, or evaluate with a longer seq_len",
+                )
             prompts.append(self.tok_encode(context)[-room:])
         completions = generate(self.engine, prompts, params)
         for context, completion in zip(contexts, completions, strict=True):

@@ -4,15 +4,11 @@ The scores that are averaged must be of different items, and so independent.
 """
 
 import math
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
-import numpy as np
-from numpy.typing import ArrayLike
-
 from smalti.base.errors import UserError
-from smalti.evals.statistics.clusters import Clusters
-from smalti.evals.statistics.intervals import Estimate, Interval, mean
+from smalti.evals.statistics.intervals import Estimate, Interval
 from smalti.evals.statistics.student import quantile
 
 
@@ -63,16 +59,6 @@ def welch_df(errors: Sequence[float], dfs: Sequence[float]) -> float:
     variance = math.fsum(error**2 for error in errors)
     spread = math.fsum(error**4 / df for error, df in zip(errors, dfs, strict=True))
     return variance**2 / spread if spread else math.inf
-
-
-def macro_mean(values: ArrayLike, groups: Sequence[Hashable], clusters: Clusters = None) -> Estimate:
-    """Return the mean over sub-categories of the mean of their items, each sub-category with equal weight."""
-    rows: dict[Hashable, list[int]] = {}
-    for row, group in enumerate(groups):
-        rows.setdefault(group, []).append(row)
-    items = np.asarray(values, dtype=np.float64)
-    means = [mean(items[part], None if clusters is None else [clusters[row] for row in part]) for part in rows.values()]
-    return average(means)
 
 
 def normalized(weights: Sequence[float]) -> list[float]:

@@ -156,7 +156,9 @@ def _same_length(a: ArrayLike, b: ArrayLike) -> tuple[Array, Array]:
     arrays = np.asarray(a, dtype=np.float64), np.asarray(b, dtype=np.float64)
     if arrays[0].shape != arrays[1].shape or arrays[0].ndim != 1 or not len(arrays[0]):
         raise UserError(
-            f"{arrays[0].size} scores cannot be paired with {arrays[1].size}", allowed="scores of the same items"
+            f"{arrays[0].size} scores cannot be paired with {arrays[1].size}",
+            allowed="scores of the same items",
+            hint="evaluate both models with the same suite, mode, shots, seed and limit",
         )
     if not (np.isfinite(arrays[0]).all() and np.isfinite(arrays[1]).all()):
         raise UserError("a score is not a finite number")

@@ -139,7 +139,7 @@ def _texts_of_tokens(folder: str, tokenizer: Tokenizer) -> tuple[list[bytes], li
         )
     ids = tokens.read(0, manifest.n_tokens)
     ends = np.flatnonzero(ids == manifest.eod_id)
-    rows = [piece[:-1] for piece in np.split(ids, ends + 1)[: len(ends)]]
+    rows = [document[:-1] for document in np.split(ids, ends + 1)[: len(ends)]]
     texts = [decoder.decode(row.tolist()).encode("utf-8", "surrogatepass") for row in rows]
     n_bytes = sum(map(len, texts))
     if manifest.n_text_bytes not in (0, n_bytes):

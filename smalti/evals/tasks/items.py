@@ -4,14 +4,13 @@ import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
-from smalti.base import store
 from smalti.base.errors import DataError, nearest
 from smalti.base.rng import derive_key
 from smalti.config.task import Columns, Kind, TaskConfig
 from smalti.data.tokenizer.chat import Message, PlainChat
+from smalti.evals.rows import read_rows
 
 NEEDED: dict[Kind, dict[str, str]] = {
     "choice": {"context": "query", "choices": "choices", "gold": "gold"},
@@ -65,37 +64,21 @@ class Item:
         return {"index": self.index} | {name: value for name, value in named.items() if value is not None}
 
 
-def read_rows(path: str | Path) -> list[tuple[int, dict[str, Any]]]:
-    """Return (line number, row) of a JSONL file. Lines end at ``\\n`` alone: texts may hold other line separators."""
-    if not store.exists(path):
-        raise DataError(f"there is no file {path}", hint="give the path of a JSONL file, one JSON object a line")
-    try:
-        text = store.read_bytes(str(path)).decode()
-    except UnicodeDecodeError as error:
-        raise DataError(f"{path} is not UTF-8 text: {error}", allowed="UTF-8") from error
-    rows = []
-    for number, line in enumerate(text.split("\n"), 1):
-        if not line.strip():
-            continue
-        try:
-            row = json.loads(line)
-        except ValueError as error:
-            raise DataError(f"{path}:{number}: not JSON: {error}", allowed="one JSON object a line") from error
-        if not isinstance(row, dict):
-            raise DataError(f"{path}:{number}: {line[:60]}", allowed='a JSON object: {"column": value, ...}')
-        rows.append((number, row))
-    if not rows:
-        raise DataError(f"{path} has no rows", allowed="one JSON object a line")
-    return rows
-
-
 def read_items(task: TaskConfig) -> list[Item]:
     """Return the items of all rows of a task's file. Raises DataError that names file and line."""
     rows = read_rows(task.file)
     read_item = _READERS[task.kind]
-    return [
+    items = [
         read_item(_Row(task.file, line, row, task.kind, task.columns), index) for index, (line, row) in enumerate(rows)
     ]
+    lines: dict[str, int] = {}
+    for item in items:
+        if item.id is not None and lines.setdefault(item.id, item.line) != item.line:
+            raise DataError(
+                f"{task.file}:{item.line}: the id '{item.id}' is that of line {lines[item.id]} too",
+                allowed="ids that differ, or none",
+            )
+    return items
 
 
 @dataclass(frozen=True)

@@ -91,7 +91,7 @@ def _fixed(task: TaskConfig, items: list[Item], limit: int | None) -> list[Promp
 
 def _fixed_prompt(task: TaskConfig, item: Item, items: list[Item], copies: Counter[int]) -> Prompt:
     head = task.preamble
-    for shot in _own_shots(task, item, items, copies):
+    for shot in _shots_of(task, item, items, copies):
         head += _solved(task, shot, head, mode="fixed")
     item = shuffled(item, task.seed)
     texts = [_lead(task, head) + context + task.continuation_delimiter for context in item.contexts]
@@ -101,7 +101,7 @@ def _fixed_prompt(task: TaskConfig, item: Item, items: list[Item], copies: Count
     return Prompt(item, head, contexts, continuations)
 
 
-def _own_shots(task: TaskConfig, item: Item, items: list[Item], copies: Counter[int]) -> list[Item]:
+def _shots_of(task: TaskConfig, item: Item, items: list[Item], copies: Counter[int]) -> list[Item]:
     """Draw different rows that are not the item, nor a copy of it."""
     draw = random.Random(derive_key("shots", task.seed, item.key))
     shots: dict[int, Item] = {}

@@ -96,7 +96,10 @@ def chat_ids(encoder: Encoder, chat: ChatFormat, text: str, room: int) -> tuple[
     while len(ids) > room:
         text_ids = list(encoder.tokenizer.encode(message["content"]))
         if not text_ids:
-            raise TooLong(f"the chat template has {len(ids)} tokens, and there is room for {room}")
+            raise TooLong(
+                f"the chat template has {len(ids)} tokens, and there is room for {room}",
+                hint="evaluate with a longer seq_len, or chat=false",
+            )
         # What is left of a character whose first tokens are gone is not text, and would grow when it is encoded again.
         message["content"] = encoder.tokenizer.decode(text_ids[len(ids) - room :]).lstrip("\ufffd")
         ids = chat.prompt_ids([message], encoder.tokenizer, encoder.begin_id)

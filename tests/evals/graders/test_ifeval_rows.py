@@ -31,8 +31,8 @@ def test_rows_of_a_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message", "allowed"),
     [
-        ("{", "not JSON", "instruction_id_list"),
-        ("[1]", "without key, prompt", "kwargs"),
+        ("{", "not JSON", "one JSON object a line"),
+        ("[1]", "[1]", "a JSON object"),
         (line(prompt="absent"), "without prompt", "prompt"),
         (line(prompt=" "), "key or prompt", "text"),
         (line(kwargs=[]), "key 7: instruction_id_list and kwargs", "one length"),
@@ -89,7 +89,7 @@ def test_key_twice_and_no_rows(tmp_path: Path) -> None:
     path.write_text("\n", encoding="utf-8")
     with pytest.raises(DataError, match="no rows"):
         load_rows(path)
-    with pytest.raises(DataError, match="cannot read"):
+    with pytest.raises(DataError, match="there is no file"):
         load_rows(tmp_path / "missing.jsonl")
 
 

@@ -1,6 +1,5 @@
 """Rows of IFEval's prompts: what a file must have, checked when it is read."""
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,6 +7,7 @@ from typing import Any
 
 from smalti.base.errors import DataError
 from smalti.evals.graders.ifeval.verifiers import Verifier, verifier
+from smalti.evals.rows import read_rows
 
 _FIELDS = ("key", "prompt", "instruction_id_list", "kwargs")
 
@@ -50,32 +50,20 @@ class Row:
 
 def load_rows(path: str | Path) -> list[Row]:
     """Read the rows of a JSONL file such as IFEval's ``input_data.jsonl``; a DataError names the file and the line."""
-    try:
-        lines = Path(path).read_text(encoding="utf-8").split("\n")
-    except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"cannot read {path}: {error}", allowed="a JSONL file of IFEval's prompts, in UTF-8") from error
     rows: dict[int | str, Row] = {}
-    for number, line in enumerate(lines, start=1):
-        if not line.strip():
-            continue
+    for number, fields in read_rows(path):
         try:
-            row = _row(line)
+            row = _row(fields)
             if row.key in rows:
                 raise DataError(f"row with key {row.key!r} is there twice", allowed="each key once")
         except DataError as error:
             raise DataError(f"{path}:{number}: {error.message}", allowed=error.allowed, hint=error.hint) from error
         rows[row.key] = row
-    if not rows:
-        raise DataError(f"{path} has no rows", allowed=f"a line of JSON for each prompt, with {', '.join(_FIELDS)}")
     return list(rows.values())
 
 
-def _row(line: str) -> Row:
-    try:
-        fields = json.loads(line)
-    except ValueError as error:
-        raise DataError(f"not JSON: {error}", allowed=f"an object with {', '.join(_FIELDS)}") from error
-    missing = [name for name in _FIELDS if not isinstance(fields, dict) or name not in fields]
+def _row(fields: Mapping[str, Any]) -> Row:
+    missing = [name for name in _FIELDS if name not in fields]
     if missing:
         raise DataError(f"without {', '.join(missing)}", allowed=f"an object with {', '.join(_FIELDS)}")
     return Row(*(fields[name] for name in _FIELDS))
