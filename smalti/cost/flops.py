@@ -30,15 +30,17 @@ Recompute = Literal["none", "attention", "full"]
 """Parts that the backward pass recomputes: none, the scores of attention, whole blocks."""
 
 
-def train_flops_per_token(config: ModelConfig, seq_len: int) -> int:
+def train_flops_per_token(config: ModelConfig, seq_len: int, *, frozen: bool = False) -> int:
     """Return the FLOPs of forward and backward for one token under ``FORMULA``; a multiply-add is two.
+
+    frozen: only adapters are trained, so the matrices have no gradient: 4 N, and the adapters' own work is left out.
 
     6 N: 2 forward, 4 backward (Kaplan et al. 2020, appendix; Chowdhery et al. 2022, PaLM, appendix B). Attention: two
     matmuls of ``heads x head_dim x seq_len`` forward, twice that backward, 2 FLOPs each: 12; a layer with a sliding
     window has at most the window's keys. Recomputation (activation checkpointing) is work, not progress, and is not
     counted. A document mask is not subtracted either, and elementwise work (norms, biases, ALiBi, caps) is left out.
     """
-    return 6 * count(config).matmul_active + 12 * _width(config) * sum(_spans(config, seq_len))
+    return (4 if frozen else 6) * count(config).matmul_active + 12 * _width(config) * sum(_spans(config, seq_len))
 
 
 def train_flops_per_token_causal(config: ModelConfig, seq_len: int) -> int:

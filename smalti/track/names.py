@@ -206,7 +206,9 @@ TABLE: tuple[Metric, ...] = (
     Metric("moe/dead_experts_frac/layer<i>", "1", "a layer with experts, from 0", "The same of one layer."),
     Metric("time/batch", "steps", "last", "Optimizer steps completed."),
     Metric("time/sample", "sequences", "sum", "Sequences trained on."),
-    Metric("time/token", "tokens", "sum", "Tokens trained on."),
+    Metric(
+        "time/token", "tokens", "sum", "Tokens trained on: targets in the loss; of a run with tune, those of its rows."
+    ),
     Metric("time/epoch", "1", "last", "Tokens used from the largest source / tokens that it has."),
     Metric("time/train", "hours", "sum over attempts", "Time in training steps, without evals and saves."),
     Metric("time/val", "hours", "sum over attempts", "Wall-clock time spent on evaluations in the loop."),

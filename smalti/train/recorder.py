@@ -75,12 +75,14 @@ class Recorder:
         seq_len: Callable[[int], int] | None = None,
         samples_before: int = 0,
         watch: CollapseWatch | None = None,
+        counts_rows: bool = False,
     ) -> None:
         """Start the clock of the first window.
 
         ``feeds`` copy the output of the sinks to trackers; ``flush`` adds the readings of ``system`` to its last line.
         ``flops_per_token`` and ``seq_len`` map the number of an update, from 1, to its value. The learning rate is
-        logged under ``optimizer``, the name of a class.
+        logged under ``optimizer``, the name of a class. ``counts_rows``: the tokens of a step are those of its rows,
+        not the targets in the loss alone: prompts and padding are computed too.
         """
         self._sinks = sinks
         self._length = length
@@ -93,6 +95,7 @@ class Recorder:
         self._seq_len = seq_len
         self.samples = samples_before
         self.watch = watch
+        self._counts_rows = counts_rows
         self.tokens = tokens_before
         self.train_s = train_s_before
         self.val_s = val_s_before
@@ -128,7 +131,7 @@ class Recorder:
         for step, lr, result, loss, grad_norm in rows:
             if not (math.isfinite(loss) and math.isfinite(grad_norm)):
                 raise NotFinite(step, loss, grad_norm)
-            self.tokens += _targets(result)
+            self.tokens += self._tokens_of(step, result)
             metrics = self._step_metrics(step, lr, result, loss, grad_norm, planned_per_s=window_tokens / window_s)
             metrics["data/wait_frac"] = wait_frac
             if "moe/load" in result.metrics:
@@ -155,11 +158,15 @@ class Recorder:
             sink.close()
         trackers.close(self._feeds, _state(error))
 
+    def _tokens_of(self, step: int, result: StepResult) -> float:
+        """Return the tokens of update number ``step``: its targets, which are the weight of the loss, or its rows."""
+        return self._length.batch_tokens(step - 1) if self._counts_rows else float(result.weight)
+
     def _step_metrics(
         self, step: int, lr: float, result: StepResult, loss: float, grad_norm: float, *, planned_per_s: float
     ) -> dict[str, float]:
         step_s = self._length.batch_tokens(step - 1) / planned_per_s
-        tokens_per_s = _targets(result) / step_s
+        tokens_per_s = self._tokens_of(step, result) / step_s
         tokens_left = self._length.total_tokens - self._length.tokens(step)
         hours = _SECONDS_PER_HOUR
         metrics = {
@@ -232,6 +239,7 @@ def build_recorder(
         feeds=trackers.follow(config.track, folder.path, events) if world.is_first else [],
         system=_system(config, folder) if world.is_first else None,
         watch=_watch(config, events, saved, warns=world.is_first),
+        counts_rows=isinstance(config, RunConfig) and config.tune is not None,
     )
 
 
@@ -258,7 +266,8 @@ def _by_seq_len(config: JobConfig, step: int) -> dict[str, Any]:
     if not isinstance(config, RunConfig):
         return {"flops_per_token": None}
     parts = config.seq_len_parts
-    flops = {seq_len: float(train_flops_per_token(config.model, seq_len)) for _, seq_len in parts}
+    frozen = config.adapter is not None
+    flops = {seq_len: float(train_flops_per_token(config.model, seq_len, frozen=frozen)) for _, seq_len in parts}
 
     def seq_len_of(number: int) -> int:
         return next(seq_len for start, seq_len in reversed(parts) if start < number)
@@ -292,11 +301,6 @@ def _state(error: BaseException | None) -> str:
     if isinstance(error, Interrupted):
         return "interrupted"
     return "stopped" if isinstance(error, RetryableError) else "failed"
-
-
-def _targets(result: StepResult) -> float:
-    """Return the number of targets of the step: its weight, unless the loss counts them itself."""
-    return float(result.weight * result.metrics.get("loss/train/targets", 1.0))
 
 
 def _scalars(sums: Mapping[str, Tensor]) -> dict[str, float]:

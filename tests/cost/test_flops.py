@@ -6,6 +6,7 @@ from example_config import example_config
 from smalti.config.load import from_dict
 from smalti.config.model import ModelConfig
 from smalti.cost.flops import FORMULA, mfu, train_flops_per_token, train_flops_per_token_causal
+from smalti.cost.params import count
 
 
 def test_the_published_example() -> None:
@@ -83,3 +84,9 @@ def test_equal_to_what_torch_counts(changes: tuple[str, ...]) -> None:
 def test_mfu_and_its_name() -> None:
     assert mfu(1000.0, 5e9, 1e13) == pytest.approx(0.5)
     assert FORMULA == "6N+12LHQS"
+
+
+def test_frozen_weights_have_no_gradient() -> None:
+    config = from_dict(ModelConfig, {"preset": "llama-2-7b"}).config
+    n = count(config).matmul_active
+    assert train_flops_per_token(config, 512) - train_flops_per_token(config, 512, frozen=True) == 2 * n

@@ -140,7 +140,10 @@ def _lengths(config: RunConfig) -> str:
 def _training_rows(config: RunConfig, step: int) -> list[tuple[str, str]]:
     length, by_seq_len = config.length, config.tokens_by_seq_len(step)
     tokens = length.tokens(step)
-    flops = sum(train_flops_per_token(config.model, seq_len) * n for seq_len, n in by_seq_len.items())
+    flops = sum(
+        train_flops_per_token(config.model, seq_len, frozen=config.adapter is not None) * n
+        for seq_len, n in by_seq_len.items()
+    )
     batches = [f"{size:,} from step {start:,}" for start, size in length.batches if start < step]
     optimizer, precision = config.train.optimizer, config.train.precision
     return [

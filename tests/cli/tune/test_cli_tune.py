@@ -75,6 +75,8 @@ def test_a_killed_run_equals_an_undisturbed_one(tmp_path: Path) -> None:
     output = _tune(work, "killed", 2).communicate(timeout=300)[0]
     assert "24 steps" in output, output
     assert _losses(run) == _losses(work / "runs/whole")
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert max(row.get("time/token", 0) for row in rows) == 24 * 384  # prompts and padding are computed too
     best = (run / "checkpoints/best").read_text().strip()
     assert best == (work / "runs/whole/checkpoints/best").read_text().strip()
     assert (run / "checkpoints" / best / "COMPLETE").exists()
