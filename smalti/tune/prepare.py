@@ -28,7 +28,6 @@ from smalti.train.origin import model_of, run_of
 from smalti.tune.chats import ChatTokenizer
 from smalti.tune.chats.examples import examples_of
 from smalti.tune.chats.report import ExamplesReport
-from smalti.tune.chats.templates import write_template
 
 SOURCE, VALIDATION = "examples", "validation"
 """Names of the tokenized examples in ``data.sources``, and of the held-out ones in ``data.heldout``."""
@@ -122,8 +121,8 @@ def _write(folder: Path, tune: TuneConfig, tokenizer: str, seq_len: int) -> None
         for split, example in examples_of(tune.examples, tokenizer, report, max_tokens=seq_len):
             by_split.setdefault(split, []).append(example)
         shutil.copytree(tokenizer, temporary / "tokenizer", ignore=_NOT_TOKENIZER)
-        chat = ChatTokenizer(tokenizer, tune.examples.template)
-        write_template(temporary / "tokenizer", chat.text, [chat.end_id])
+        if report.template:
+            ChatTokenizer(tokenizer, report.template).write_to(temporary / "tokenizer")
         loaded = load_tokenizer(temporary / "tokenizer")
         for split, examples in by_split.items():
             write_examples(temporary / split, examples, loaded)

@@ -125,12 +125,14 @@ def test_each_turn_is_an_example_of_its_own(tmp_path: Path, folder: Path) -> Non
 
 
 def test_texts_and_completions_without_a_template(tmp_path: Path, folder: Path) -> None:
-    examples, _ = read(tmp_path, folder, [{"text": "who is there"}, {"text": "a" * 99}], max_tokens=20)
+    examples, report = read(tmp_path, folder, [{"text": "who is there"}, {"text": "a" * 99}], max_tokens=20)
+    assert report.template == ""
     assert texts(examples, folder) == ["who is there<eos>", "a" * 21]
     assert [list(mask) for _, mask in (example.sequences[0] for _, example in examples)][1] == [0] + [1] * 20
     assert [example.n_loss_bytes for _, example in examples] == [12, 21]
     rows = [{"prompt": "def f(", "completion": "x):\n"}]
-    examples, _ = read(tmp_path, folder, rows, template="none")
+    examples, report = read(tmp_path, folder, rows, template="none")
+    assert report.template == "none"
     ids, mask = examples[0][1].sequences[0]
     assert texts(examples, folder) == ["def f(x):\n<eos>"]
     tokenizer = load_tokenizer(folder)

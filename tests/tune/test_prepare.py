@@ -115,3 +115,16 @@ def test_the_uniform_loss_of_held_out_examples(root: Path) -> None:
             math.log2(320) * record.n_loss_tokens / record.n_text_bytes, rel=1e-6
         ),
     }
+
+
+def test_the_template_of_a_model_is_kept_and_texts_need_none(root: Path, tmp_path: Path) -> None:
+    model = tmp_path / "tokenizer"
+    shutil.copytree(root / "runs/tiny/tokenizer", model)
+    (root / "texts.jsonl").write_text("".join(json.dumps({"text": f"def f{n}(): pass"}) + "\n" for n in range(40)))
+    texts = {"tune.examples.files": f"[{root / 'texts.jsonl'}]", "tune.examples.template": "model"}
+    config = _load(root, **texts, **{"data.tokenizer": str(model)}).config
+    assert not load_chat(str(config.data.tokenizer)).source
+    template = "{% for m in messages %}{{ m.content + eos_token }}{% endfor %}"
+    (model / "chat_template.jinja").write_text(template)
+    config = _load(root, **{"tune.examples.template": "model", "data.tokenizer": str(model)}).config
+    assert (Path(str(config.data.tokenizer)) / "chat_template.jinja").read_text() == template

@@ -76,7 +76,6 @@ def examples_of(
         UserError: there is no such template.
     """
     limit_tokens = config.max_tokens or max_tokens
-    report.template = config.template
     builder = _Builder(config, folder, report, limit_tokens)
     drafts = _drafts(config, report)
     seen: set[bytes] = set()
@@ -112,6 +111,7 @@ def _drafts(config: ExamplesConfig, report: ExamplesReport) -> Iterator[_Draft]:
         elif number in dirty:
             report.contaminated.add(row.where)
         else:
+            report.template = report.template if row.chat.is_text else config.template
             try:
                 yield from _drafts_of(config, row.id, row.where, row.chat)
             except DataError as error:

@@ -51,7 +51,7 @@ class ExamplesReport:
     duplicates: Dropped = field(default_factory=Dropped)
     splits: dict[str, SplitCounts] = field(default_factory=dict)
     template: str = ""
-    """Name or path of the chat template."""
+    """Name or path of the chat template; empty if all rows are texts."""
 
     def to_json(self) -> dict[str, Any]:
         """Return the counts as plain values."""
@@ -59,7 +59,7 @@ class ExamplesReport:
 
     def rows_of_table(self) -> list[tuple[str, str]]:
         """Return (name, count) lines."""
-        lines = [("rows", f"{self.rows:,}"), ("template", self.template)]
+        lines = [("rows", f"{self.rows:,}"), *([("template", self.template)] if self.template else [])]
         for name in ("unreadable", "contaminated", "truncated", "too_long", "duplicates"):
             dropped: Dropped = getattr(self, name)
             if dropped.n:
