@@ -2,8 +2,8 @@
 
 A template comes with downloaded weights. jinja2's sandbox denies it files and objects, but it can loop or build a text
 of gigabytes, and a thread cannot be ended (``docs/decisions/0016-templates-in-a-process.md``). Guarantees: a
-conversation that takes more than ``LIMIT_S`` of processor time or ``MEMORY_BYTES`` fails, and the next one gets a new
-process; Ctrl-C ends it. Threads wait for one another.
+text that takes more than ``LIMIT_S`` of processor time or ``MEMORY_BYTES`` fails, and the next one gets a new process;
+Ctrl-C ends it. Threads wait for one another.
 """
 
 import json

@@ -1,8 +1,8 @@
 """The child process that compiles and renders one chat template; ``chat_template`` starts this file.
 
 It replies to each JSON line of stdin with one. First ``{"template", "variables"}``: a reply has ``texts`` or ``error``.
-Then a list of conversations ``{"messages", "tools", "prefixes"}``: a list of such replies. If a conversation exceeds
-its processor time, the kernel ends the process (SIGPROF), even in C code. Too much memory is an error, if the system
+Then a list of conversations ``{"messages", "tools", "prefixes"}``: a list of such replies. If a text exceeds its
+processor time, the kernel ends the process (SIGPROF), even in C code. Too much memory is an error, if the system
 enforces RLIMIT_AS (Linux). Only jinja2 and the standard library are imported, so that it starts in 0.1 s.
 """
 
@@ -39,7 +39,8 @@ def main(limit_s: float, memory_bytes: int) -> None:
     for line in sys.stdin.buffer:
         output.write(b"[")
         for i, conversation in enumerate(json.loads(line)):
-            output.write(b"," * (i > 0) + _limited(partial(_texts, conversation, compiled[0]), limit_s, memory_bytes))
+            work = partial(_texts, conversation, compiled[0], limit_s)
+            output.write(b"," * (i > 0) + _limited(work, limit_s, memory_bytes))
         output.write(b"]\n")
         output.flush()
 
@@ -62,7 +63,7 @@ def _compile(request: dict[str, Any], compiled: list[Callable[..., str]]) -> lis
     return []
 
 
-def _texts(request: dict[str, Any], render: Callable[..., str]) -> list[str | int]:
+def _texts(request: dict[str, Any], render: Callable[..., str], limit_s: float) -> list[str | int]:
     """Return the text of each prefix ``[number of messages, add_generation_prompt]``.
 
     A text that the first one begins with is replaced by its length: most are, and they need not be sent.
@@ -70,6 +71,7 @@ def _texts(request: dict[str, Any], render: Callable[..., str]) -> list[str | in
     messages, tools = request["messages"], request["tools"]
     texts: list[str | int] = []
     for n, prompt in request["prefixes"]:
+        signal.setitimer(signal.ITIMER_PROF, limit_s)
         text = str(render(messages=messages[:n], tools=tools, add_generation_prompt=prompt))
         texts.append(len(text) if texts and str(texts[0]).startswith(text) else text)
     return texts

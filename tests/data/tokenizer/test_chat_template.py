@@ -116,6 +116,14 @@ def test_a_batch_of_conversations_with_prefixes_is_rendered_without_those_that_f
     assert process.render([]) == []
 
 
+@pytest.mark.slow
+def test_the_limit_is_of_one_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "LIMIT_S", 0.3)
+    process = TemplateProcess("{% for i in range(99999) %}{% for j in range(n) %}{% endfor %}{% endfor %}x", {"n": 5})
+    (texts,) = process.render([Conversation(GOOD, [(1, False)] * 6)])
+    assert texts == ["x"] * 6
+
+
 def test_one_ctrl_c_ends_a_loop_and_its_process() -> None:
     code = f"""
 import signal
