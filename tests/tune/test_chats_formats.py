@@ -104,7 +104,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"conversations": [{"from": "alien", "value": "x"}]}, "message 1 has the role 'alien'"),
     ({"prompt": 7, "completion": "x"}, "'prompt': the messages are int"),
     ({"prompt": "q", "chosen": "a", "rejected": "a"}, "chosen and rejected are equal"),
-    ({"chosen": "a", "rejected": "b"}, "message 1 is of assistant and is the first"),
+    ({"chosen": "a", "rejected": "b"}, "there is no 'prompt'; columns: chosen, rejected"),
     ({"prompt": "q", "chosen": [USER, GOOD], "rejected": [BAD]}, "differ first in message 1"),
     ({"prompt": "q", "chosen": "a", "rejected": "b", "margin": "x"}, "'margin' holds 'x'"),
     ({"prompt": "q", "completion": "a", "label": "good"}, "'label' holds 'good'"),

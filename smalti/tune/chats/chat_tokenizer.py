@@ -204,7 +204,7 @@ def in_loss(
     return numbers[-1:] if turns == "last" else numbers
 
 
-@lru_cache(maxsize=4)
+@lru_cache(maxsize=16)
 def _chat_tokenizer(folder: str, template: str, stamps: tuple[tuple[int, int], ...]) -> ChatTokenizer:
     return ChatTokenizer(folder, template)
 

@@ -155,7 +155,11 @@ def _kto(row: _Row) -> Chat:
 
 
 def _preference(row: _Row) -> Chat:
-    prompt = [*row.system(), *row.messages("prompt", role="user")] if row.has("prompt") else []
+    prompt = []
+    if row.has("prompt"):
+        prompt = [*row.system(), *row.messages("prompt", role="user")]
+    elif isinstance(row.get("chosen"), str):
+        row.need("prompt")
     answers = [row.messages(column, role=ASSISTANT) for column in ("chosen", "rejected")]
     if answers[0] == answers[1]:
         raise DataError("chosen and rejected are equal", allowed="two answers that differ")
