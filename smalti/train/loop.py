@@ -1,6 +1,6 @@
 """The training loop: steps, and between them logs, evaluations, checkpoints and stops.
 
-    resume -> [ batch -> step -> log? -> evaluate? -> save? -> stop? ] ... -> last evaluation and save
+    resume -> [ batch -> step -> log? -> save? -> evaluate? -> stop? ] ... -> last save and evaluation
 
 All ranks run the same loop and vote on conditions that they may see differently, so they enter every collective
 together. A step begins when all ranks have its batch; while they wait, they vote on a stop.
@@ -26,6 +26,7 @@ from smalti.track.run import RunFolder
 from smalti.track.sinks.feed import Events
 from smalti.train.batches import Batches, TokenBatches
 from smalti.train.cadence import Cadence
+from smalti.train.evaluations import Evaluations
 from smalti.train.garbage_collection import GarbageCollection
 from smalti.train.hooks import Hook, closing_hooks, wait_for_hooks
 from smalti.train.oom import Reporter
@@ -108,6 +109,7 @@ def fit(job: Job) -> None:
     if job.state.step >= job.total_steps:
         log.get("train").info("%s is finished: all %d steps are done", job.folder.path, job.state.step)
         with StopSignals() as signals, job.recorder, closing_hooks(job):
+            Evaluations(job).run_at_start()
             stop = wait_for_hooks(job, signals, Vote(2))
             if stop:
                 _end(job, stop)
@@ -128,8 +130,8 @@ def fit(job: Job) -> None:
             if not loop.agreed.stop:
                 loop.step()
             loop.log_if_due()
-            loop.evaluate_if_due()
             loop.save_if_due()
+            loop.evaluate_if_due()
             loop.report_status_if_due()
         loop.end()
 
@@ -154,10 +156,9 @@ class _Loop:
     def __init__(self, job: Job) -> None:
         train = job.config.train
         self.job = job
+        self.evaluations = Evaluations(job)
         self.agreed = _Agreed(lacks_batch=True)
         self._save_when = Cadence(train.checkpoint.every, job.length)
-        self._evaluate_when = Cadence(train.eval_every, job.length)
-        self._tasks_when = Cadence(job.tasks_every or "1run", job.length)
         self._log_when = Cadence(train.log_every, job.length)
         self._status_when = Cadence("5s", job.length)
         self._vote = Vote(4)
@@ -175,16 +176,11 @@ class _Loop:
     def _is_last(self) -> bool:
         return self.job.state.step >= self.job.total_steps
 
-    @property
-    def _tasks_are_due(self) -> bool:
-        return self.job.evaluate_tasks is not None and (self._is_last or self._tasks_when.due(self.job.state.step))
-
     def start(self) -> None:
-        """Call the hooks; before the first step of a run with ``init_from``, evaluate the loaded weights."""
+        """Call the hooks and run the evaluations before the first step."""
         for hook in self.job.hooks:
             hook.on_start(self.job)
-        if self.job.state.step == 0 and self.job.config.init_from is not None:
-            self._evaluate(self.job.evaluate)
+        self.evaluations.run_at_start()
 
     def wait_for_batch(self) -> None:
         """Return on all ranks together when each has its next batch, or when a stop was requested from any."""
@@ -201,7 +197,7 @@ class _Loop:
         self._vote.start(
             self.signals.requested,
             self._save_when.due(upcoming),
-            self._evaluate_when.due(upcoming),
+            self.evaluations.heldout_is_due(upcoming),
             not self.batches.has(upcoming),
         )
         microbatches = next(self.batches)
@@ -213,7 +209,7 @@ class _Loop:
     def log_if_due(self) -> None:
         """Write the metrics of the steps since the last flush; also before a save, an evaluation or the end."""
         job, agreed = self.job, self.agreed
-        evaluates = agreed.evaluate or self._tasks_are_due
+        evaluates = agreed.evaluate or self.evaluations.tasks_are_due
         if not (self._log_when.due(job.state.step) or agreed.save or evaluates or agreed.stop or self._is_last):
             return
         try:
@@ -224,12 +220,9 @@ class _Loop:
         self._log_when.done()
 
     def evaluate_if_due(self) -> None:
-        """Evaluate; also after the last step."""
-        if self.agreed.evaluate or self._is_last:
-            self._evaluate(self.job.evaluate)
-            self._evaluate_when.done()
-        if self._tasks_are_due:
-            self._evaluate(self.job.evaluate_tasks)
+        """Evaluate; also after the last step. A stop does not wait for it: the next attempt does it."""
+        if self._is_last or not self.agreed.stop:
+            self.evaluations.run(heldout=self.agreed.evaluate)
 
     def save_if_due(self) -> None:
         """Save a checkpoint; also after the last step and before a stop, where a failure is raised."""
@@ -271,19 +264,6 @@ class _Loop:
         counts = batches.fetch_counts() if isinstance(batches, TokenBatches) else Counts().as_dict()
         # replaces the count wait_s, the sum over threads, by the wait of this step
         self.job.events.write("data_slow", step=step, **{**counts, "wait_s": round(wait_s, 3)})
-
-    def _evaluate(self, evaluate: Evaluate | None) -> None:
-        job = self.job
-        if evaluate is None:
-            return
-        began_s = clock.now_s()
-        metrics = evaluate(job.state.model, job.state.step)
-        seconds = clock.now_s() - began_s
-        job.recorder.add_non_step_time(seconds, is_eval=True)
-        job.recorder.write(job.state.step, metrics)
-        job.events.write("eval", step=job.state.step, seconds=round(seconds, 3), metrics=metrics)
-        for hook in job.hooks:
-            hook.on_eval(job, metrics)
 
     def _return_to_last_good_step(self, error: NotFinite) -> None:
         """Return to the step before a non-finite one (weights are unchanged), write an event and save.
