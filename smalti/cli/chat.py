@@ -28,6 +28,7 @@ def chat(
     top_k: Annotated[int, typer.Option(help="Sample from this many likeliest tokens; 0: no limit.")] = 0,
     seed: Annotated[int, typer.Option(help="Random seed; equal seeds give equal answers.")] = 0,
     stop: Annotated[list[str] | None, typer.Option(help="End the answer before this text; may be repeated.")] = None,
+    adapter: Annotated[str | None, typer.Option(help="Folder of an adapter, or of the run that trained it.")] = None,
     dtype: Annotated[str, typer.Option(help="Compute in fp32 or bf16.")] = "fp32",
     save: Annotated[
         bool, typer.Option("--save", help="Append prompt and answer to RUN/samples.jsonl; the run's report shows them.")
@@ -40,7 +41,6 @@ def chat(
     """
     from smalti.data.tokenizer.chat import load_chat
     from smalti.serve.engine.engine import Engine
-    from smalti.serve.engine.offline import stream
     from smalti.serve.engine.sampling import SamplingParams
     from smalti.serve.engine.scheduler import Limits
     from smalti.serve.folders import find
@@ -54,12 +54,14 @@ def chat(
         "".join([prompt or "", *params.stop]).encode()
     _can_save(save, folder.run_folder, prompt)
     # One answer at a time, so batch invariance needs no spare rows.
-    engine = Engine.from_folder(folder.folder, dtype=dtype, limits=Limits(step_rows=1))
+    engine = Engine.from_folder(
+        folder.folder, dtype=dtype, limits=Limits(step_rows=1), adapters={"adapter": adapter} if adapter else {}
+    )
     form = load_chat(folder.folder)
     if prompt is None:
         _converse(engine, params, form)
         return
-    completion = _show(stream(engine, _model_input(engine, form, [{"role": "user", "content": prompt}]), params))
+    completion = _show(_stream(engine, _model_input(engine, form, [{"role": "user", "content": prompt}]), params))
     if save:
         _save(f"{folder.run_folder}/samples.jsonl", prompt, completion, params)
 
@@ -129,13 +131,19 @@ def _model_input(engine: "Engine", form: "ChatFormat", messages: list[dict[str, 
     return form.prompt_ids(messages, engine.tokenizer, engine.begin_id)
 
 
+def _stream(engine: "Engine", prompt: str | list[int], params: "SamplingParams") -> Iterator[str]:
+    """Return the stream of an answer, by the engine's adapter if it has one."""
+    from smalti.serve.engine.offline import stream
+
+    return stream(engine, prompt, params, next(iter(engine.adapters), None))
+
+
 def _converse(engine: "Engine", params: "SamplingParams", form: "ChatFormat") -> None:
     """Read prompts and stream answers until Ctrl-D, each answer with the next seed.
 
     A stopped answer is dropped with its prompt, and so is a prompt that does not fit the model's context.
     """
     from smalti.base.errors import UserError
-    from smalti.serve.engine.offline import stream
 
     with suppress(ImportError):
         import readline  # noqa: F401 (gives input() a history and an editable line)
@@ -163,7 +171,7 @@ def _converse(engine: "Engine", params: "SamplingParams", form: "ChatFormat") ->
             continue
         conversation = [*messages, {"role": "user", "content": prompt}]
         try:
-            answer = _show(stream(engine, _model_input(engine, form, conversation), params))
+            answer = _show(_stream(engine, _model_input(engine, form, conversation), params))
             messages = [*conversation, {"role": "assistant", "content": answer}]
         except KeyboardInterrupt:
             print("\n(stopped)")

@@ -24,6 +24,10 @@ def serve(
     name: Annotated[str | None, typer.Option(help="Name of the model in the API; absent: the run's or folder's.")] = (
         None
     ),
+    adapter: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME=FOLDER", help="Adapter that requests choose as their model; may be repeated."),
+    ] = None,
     dtype: Annotated[str, typer.Option(help="Compute in fp32 or bf16.")] = "fp32",
     max_rows: Annotated[int, typer.Option(help="Answers generated at the same time.")] = 32,
     max_waiting: Annotated[int, typer.Option(help="Answers that may wait; more get 429.")] = 512,
@@ -53,6 +57,7 @@ def serve(
         max_body_bytes=int(min(max_body_mb, 1 << 20) * (1 << 20)) if max_body_mb > 0 else 0,
         max_connections=max_connections,
         finish_s=finish_s,
+        adapters=tuple(adapter or ()),
     )
     code = run(find(model), options)
     if code:

@@ -34,6 +34,7 @@ def tuned(root: Path, kind: str = "dense", *, adapter: dict[str, Any] | None = N
     return from_dict(RunConfig, tree, "toy").config
 
 
+@pytest.mark.slow
 def test_base_is_frozen_and_only_adapters_are_saved(tmp_path: Path) -> None:
     config = tuned(tmp_path, "moe", adapter={"layers": [1, 1]}, duration="2step")
     job = build(config)

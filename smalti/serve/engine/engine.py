@@ -8,7 +8,7 @@ full recomputation up to the rounding of the logits. ``offline`` answers a list 
 import itertools
 import threading
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
@@ -19,9 +19,12 @@ from torch import Tensor
 from smalti.base import log
 from smalti.base.errors import UserError
 from smalti.data.tokenizer.encode import StreamDecoder, Tokenizer, load_tokenizer
+from smalti.model.adapters import several
+from smalti.model.adapters.adapter import Adapter
 from smalti.model.decoder import Decoder
 from smalti.model.dtypes import DTYPES
 from smalti.model.huggingface import load_folder
+from smalti.serve.adapters import load as load_adapters
 from smalti.serve.engine.request import FinishReason, OnOutput, Request, RequestOutput, TokenScore
 from smalti.serve.engine.runner import Runner
 from smalti.serve.engine.sampling import NotFinite, SamplingParams, check_finite, sample
@@ -66,6 +69,7 @@ class Engine:
         end_ids: frozenset[int] = frozenset(),
         name: str = "model",
         limits: Limits | None = None,
+        adapters: Mapping[str, Adapter] | None = None,
     ) -> None:
         if tokenizer.vocab_size > model.config.vocab_size:
             raise UserError(
@@ -82,7 +86,9 @@ class Engine:
         self.limits = limits or Limits()
         self._sampled_ids = SampledIds(tokenizer.vocab_size, tokenizer.unused_ids)
         step_rows = self.limits.step_rows or (1 if model.config.moe else _STEP_ROWS)
-        self._runner = Runner(self.model, self._sampled_ids, step_rows=step_rows)
+        self.adapters = list(adapters or {})
+        rows = several.add(self.model, list(adapters.values())) if adapters else None
+        self._runner = Runner(self.model, self._sampled_ids, step_rows=step_rows, adapter_rows=rows)
         cache_tokens = self.limits.cache_bytes // self._runner.token_bytes
         self._scheduler = Scheduler(self.limits, cache_tokens, self.limit_tokens)
         self._ids = itertools.count(1)
@@ -95,12 +101,22 @@ class Engine:
 
     @classmethod
     def from_folder(
-        cls, folder: str | Path, *, dtype: str = "fp32", device: str = "auto", limits: Limits | None = None
+        cls,
+        folder: str | Path,
+        *,
+        dtype: str = "fp32",
+        device: str = "auto",
+        limits: Limits | None = None,
+        adapters: Mapping[str, str] | None = None,
     ) -> Self:
-        """Load a Hugging Face folder, from Smalti or elsewhere; begin and end tokens come from its configs."""
+        """Load a Hugging Face folder, from Smalti or elsewhere; begin and end tokens come from its configs.
+
+        adapters: name -> folder in PEFT's format; ``submit`` chooses one by its name.
+        """
         if dtype not in DTYPES:
             raise UserError(f"dtype={dtype} is not known", allowed=", ".join(DTYPES))
         model = load_folder(folder, DTYPES[dtype])
+        loaded = load_adapters(adapters or {}, folder, model.config)
         if model.config.num_labels:
             raise UserError(
                 f"{folder} is a reward model, which generates no text",
@@ -112,16 +128,26 @@ class Engine:
         begin_id, end_ids = files.special_ids()
         if device == "auto":
             device = "cuda" if torch.cuda.is_available() else "cpu"
-        return cls(model.to(device), tokenizer, begin_id=begin_id, end_ids=end_ids, name=files.name, limits=limits)
+        return cls(
+            model.to(device),
+            tokenizer,
+            begin_id=begin_id,
+            end_ids=end_ids,
+            name=files.name,
+            limits=limits,
+            adapters=loaded,
+        )
 
     # ---- requests ----------------------------------------------------------------------------------------------------
 
-    def submit(self, prompt: str | Sequence[int], params: SamplingParams, on_output: OnOutput) -> int:
+    def submit(
+        self, prompt: str | Sequence[int], params: SamplingParams, on_output: OnOutput, adapter: str | None = None
+    ) -> int:
         """Submit a request; returns its number. ``step`` calls ``on_output``, the last time with a finish reason.
 
         Raises UserError for a prompt that does not fit and QueueFull when too many requests are open.
         """
-        request = self.prepare(prompt, params, on_output)
+        request = self.prepare(prompt, params, on_output, adapter)
         with self._lock:
             if len(self._open) >= self.limits.max_rows + self.limits.max_waiting:
                 raise QueueFull(
@@ -132,8 +158,12 @@ class Engine:
             self._enqueue(request)
         return request.request_id
 
-    def prepare(self, prompt: str | Sequence[int], params: SamplingParams, on_output: OnOutput) -> Request:
-        """Make a request without queueing it. Raises UserError for a prompt that does not fit."""
+    def prepare(
+        self, prompt: str | Sequence[int], params: SamplingParams, on_output: OnOutput, adapter: str | None = None
+    ) -> Request:
+        """Make a request without queueing it. Raises UserError for a prompt that does not fit, or another adapter."""
+        if adapter is not None and adapter not in self.adapters:
+            raise UserError(f"there is no adapter '{adapter}'", allowed=", ".join(self.adapters) or "none")
         ids = self._prompt_ids(prompt)
         longest = self.limit_tokens - (params.max_tokens > 0)
         if len(ids) > longest:
@@ -143,7 +173,14 @@ class Engine:
                 hint="shorten the prompt",
             )
         return Request(
-            next(self._ids), ids, params, self.end_ids, self.limit_tokens, self.decoder_after(ids), on_output
+            next(self._ids),
+            ids,
+            params,
+            self.end_ids,
+            self.limit_tokens,
+            self.decoder_after(ids),
+            on_output,
+            adapter=several.NONE if adapter is None else self.adapters.index(adapter),
         )
 
     def enqueue(self, requests: Sequence[Request]) -> None:
@@ -234,6 +271,7 @@ class Engine:
                 targets=ids[begin + 1 : end + 1] if scored else (),
                 n_top=params.prompt_logprobs or 0,
                 max_cached_tokens=request.max_cached_tokens,
+                adapter=request.adapter,
             )
         except NotFinite as error:
             self.end(request, "error", error)

@@ -29,7 +29,9 @@ class EngineLoop:
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self._thread.start()
 
-    def submit(self, prompt: str | Sequence[int], params: SamplingParams, on_output: OnOutput) -> int:
+    def submit(
+        self, prompt: str | Sequence[int], params: SamplingParams, on_output: OnOutput, adapter: str | None = None
+    ) -> int:
         """Submit a request; returns its number.
 
         ``on_output`` is called in the engine's thread, so it must not block; it may be called before this returns.
@@ -42,7 +44,7 @@ class EngineLoop:
                 raise RetryableError(f"the engine has ended: {self.error}") from self.error
             if self._closing:
                 raise RetryableError("the engine is shutting down")
-            request_id = self.engine.submit(prompt, params, on_output)
+            request_id = self.engine.submit(prompt, params, on_output, adapter)
         self._wake.set()
         return request_id
 

@@ -34,8 +34,11 @@ def generate(
     engine: Engine,
     prompts: Sequence[str | Sequence[int]],
     params: SamplingParams | Sequence[SamplingParams] | None = None,
+    adapters: Sequence[str | None] | None = None,
 ) -> list[Completion]:
     """Answer each prompt; ``params`` for all, or one for each (default: greedy, up to 128 tokens).
+
+    adapters: the name of the adapter for each prompt, None for the base; default: the base for all.
 
     All prompts are queued at once, so on an engine that also serves others ``submit`` may raise QueueFull meanwhile.
     Raises UserError for a prompt that leaves no room for an answer, before any is answered.
@@ -46,8 +49,10 @@ def generate(
         raise UserError(f"{len(params_of)} sampling params for {len(prompts)} prompts", allowed="one, or one for each")
     outputs: list[list[RequestOutput]] = [[] for _ in prompts]
     requests = [
-        engine.prepare(prompt, params, output.append)
-        for prompt, params, output in zip(prompts, params_of, outputs, strict=True)
+        engine.prepare(prompt, params, output.append, adapter)
+        for prompt, params, output, adapter in zip(
+            prompts, params_of, outputs, adapters or [None] * len(prompts), strict=True
+        )
     ]
     engine.enqueue(requests)
     try:
@@ -63,10 +68,12 @@ def generate(
     return [_completion(*answer) for answer in zip(texts, requests, outputs, strict=True)]
 
 
-def stream(engine: Engine, prompt: str | Sequence[int], params: SamplingParams | None = None) -> Iterator[str]:
+def stream(
+    engine: Engine, prompt: str | Sequence[int], params: SamplingParams | None = None, adapter: str | None = None
+) -> Iterator[str]:
     """Yield the answer to one prompt in whole characters; joined they are the text that ``generate`` returns."""
     outputs: deque[RequestOutput] = deque()
-    request = engine.prepare(prompt, params or SamplingParams(), outputs.append)
+    request = engine.prepare(prompt, params or SamplingParams(), outputs.append, adapter)
     engine.enqueue([request])
     try:
         while True:

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from smalti.data.tokenizer.encode import StreamDecoder
+from smalti.model.adapters.several import NONE
 from smalti.serve.engine.sampling import SamplingParams
 from smalti.serve.engine.text import StopText
 
@@ -54,6 +55,8 @@ class Request:
     decoder: StreamDecoder
     """Holds the bytes of an incomplete character; not shared between requests."""
     on_output: OnOutput
+    adapter: int = NONE
+    """Number of the adapter that it uses."""
     cached_tokens: int = 0
     """Tokens of the prompt that the cache holds so far."""
     prompt_scores: list[TokenScore] = field(default_factory=list)

@@ -22,6 +22,7 @@ class Job:
 
     ids: tuple[int, ...]
     params: SamplingParams
+    adapter: str | None = None
 
 
 class ClientGone(Exception):
@@ -44,7 +45,7 @@ class Answers:
         """Submit all choices to the engine. Raises UserError where it refuses one of them, and then none runs."""
         try:
             for index, job in enumerate(self._jobs):
-                self._running[index] = self._engine.submit(job.ids, job.params, self._on_output(index))
+                self._running[index] = self._engine.submit(job.ids, job.params, self._on_output(index), job.adapter)
         except BaseException:
             self.stop()
             raise

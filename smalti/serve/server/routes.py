@@ -30,19 +30,20 @@ def routes(serving: Serving) -> APIRouter:
 
     @router.get("/models")
     async def models() -> Response:
-        return JSONResponse({"object": "list", "data": [_model(serving)]})
+        return JSONResponse({"object": "list", "data": [_model(serving, name) for name in serving.names]})
 
     @router.get("/models/{name:path}")
     async def model(name: str) -> Response:
-        serving.check_model(name)
-        return JSONResponse(_model(serving))
+        serving.adapter_of(name)
+        return JSONResponse(_model(serving, name))
 
     return router
 
 
-def _model(serving: Serving) -> dict[str, object]:
+def _model(serving: Serving, name: str) -> dict[str, object]:
     return {
-        "id": serving.name,
+        "id": name,
+        "parent": None if name == serving.name else serving.name,
         "object": "model",
         "created": serving.created,
         "owned_by": "smalti",
@@ -52,7 +53,7 @@ def _model(serving: Serving) -> dict[str, object]:
 
 
 async def _completion(serving: Serving, body: CompletionRequest) -> PreparedRequest:
-    serving.check_model(body.model)
+    adapter = serving.adapter_of(body.model)
     n = body.n or 1
     echo = bool(body.echo)
     requested = body.longest()
@@ -73,17 +74,18 @@ async def _completion(serving: Serving, body: CompletionRequest) -> PreparedRequ
         params,
         n,
         body.seed,
-        CompletionShape(serving.name, serving.engine.tokenizer, body.logprobs is not None),
+        CompletionShape(adapter or serving.name, serving.engine.tokenizer, body.logprobs is not None),
         scored=body.logprobs is not None,
         echo=echo,
         stream=bool(body.stream),
         usage_in_stream=body.usage_in_stream(),
         ignored=ignored(body),
+        adapter=adapter,
     )
 
 
 async def _chat(serving: Serving, body: ChatRequest) -> PreparedRequest:
-    serving.check_model(body.model)
+    adapter = serving.adapter_of(body.model)
     serving.check_choices(body.n or 1)
     if body.top_logprobs is not None and not body.logprobs:
         raise ApiError(400, "'top_logprobs' needs 'logprobs': true", param="top_logprobs", code="invalid_value")
@@ -100,12 +102,13 @@ async def _chat(serving: Serving, body: ChatRequest) -> PreparedRequest:
         _params(body, max_tokens, (body.top_logprobs or 0) if scored else None, stops=serving.chat.stops),
         body.n or 1,
         body.seed,
-        ChatShape(serving.name, serving.engine.tokenizer, scored),
+        ChatShape(adapter or serving.name, serving.engine.tokenizer, scored),
         scored=scored,
         strip=not serving.chat.source,
         stream=bool(body.stream),
         usage_in_stream=body.usage_in_stream(),
         ignored=ignored(body),
+        adapter=adapter,
     )
 
 

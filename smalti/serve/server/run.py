@@ -32,6 +32,8 @@ class Options:
     max_body_bytes: int = 4 << 20
     max_connections: int = 1000
     finish_s: float = 30.0
+    adapters: tuple[str, ...] = ()
+    """``NAME=FOLDER`` of each adapter."""
 
     def __post_init__(self) -> None:
         bounds = (
@@ -114,6 +116,7 @@ def _port_error(options: Options, error: OSError) -> UserError:
 
 def _serve(model: ModelFolder, options: Options, listening: socket.socket) -> int:
     from smalti.data.tokenizer.chat import load_chat
+    from smalti.serve.adapters import parse as parse_adapters
     from smalti.serve.engine.engine import Engine
     from smalti.serve.engine.loop import EngineLoop
     from smalti.serve.engine.scheduler import Limits
@@ -125,7 +128,8 @@ def _serve(model: ModelFolder, options: Options, listening: socket.socket) -> in
     print(f"loading {model.folder} ({options.dtype})", file=sys.stderr, flush=True)
     chat = load_chat(model.folder)
     limits = Limits(max_rows=options.max_rows, max_waiting=options.max_waiting)
-    engine = Engine.from_folder(model.folder, dtype=options.dtype, limits=limits)
+    adapters = parse_adapters(list(options.adapters), options.name or model.name)
+    engine = Engine.from_folder(model.folder, dtype=options.dtype, limits=limits, adapters=adapters)
     with contextlib.closing(EngineLoop(engine)) as loop:
         serving = Serving(
             engine,

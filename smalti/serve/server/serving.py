@@ -41,13 +41,23 @@ class Serving:
     """Held while a chat template is rendered. The others wait here, not in a thread, which could not be cancelled."""
     created: int = field(default_factory=lambda: int(wall_s()))
 
-    def check_model(self, name: str | None) -> None:
-        """Raise ApiError 404 for the name of another model; None means this one."""
-        if name is not None and name != self.name:
+    @property
+    def names(self) -> list[str]:
+        """The names of the base and of its adapters."""
+        return [self.name, *self.engine.adapters]
+
+    def adapter_of(self, name: str | None) -> str | None:
+        """Return the adapter that a request's model names, None for the base.
+
+        Raises ApiError 404 for the name of another model; None means the base.
+        """
+        if name is not None and name not in self.names:
+            there = ", ".join(f"'{other}'" for other in self.names)
             raise ApiError(
-                404, f"the model '{name[:80]}' does not exist; this server has '{self.name}'",
+                404, f"the model '{name[:80]}' does not exist; this server has {there}",
                 param="model", code="model_not_found",
             )  # fmt: skip
+        return None if name == self.name else name
 
     def check_choices(self, n_choices: int) -> None:
         """Raise ApiError where one request asks for too many choices."""
@@ -77,6 +87,7 @@ class PreparedRequest:
     stream: bool = False
     usage_in_stream: bool = False
     ignored: str = ""
+    adapter: str | None = None
 
     def jobs(self) -> list[Job]:
         """Return the choices, those of one prompt in sequence. The first of each prompt has the request's seed.
@@ -87,11 +98,13 @@ class PreparedRequest:
         seeds += [derive_key("choice", seeds[0], index) for index in range(1, self.n)]
         if self.seed is None:
             return [
-                Job(prompt.ids, replace(self.params, seed=derive_key("prompt", seed, place)))
+                Job(prompt.ids, replace(self.params, seed=derive_key("prompt", seed, place)), self.adapter)
                 for place, prompt in enumerate(self.prompts)
                 for seed in seeds
             ]
-        return [Job(prompt.ids, replace(self.params, seed=seed)) for prompt in self.prompts for seed in seeds]
+        return [
+            Job(prompt.ids, replace(self.params, seed=seed), self.adapter) for prompt in self.prompts for seed in seeds
+        ]
 
 
 async def answer(serving: Serving, request: Request, prepared: PreparedRequest) -> Response:

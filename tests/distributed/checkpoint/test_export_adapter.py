@@ -50,6 +50,7 @@ def adapter_run(root: Path, family: str = "llama") -> tuple[Path, Decoder]:
     return run, model.eval()
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("family", ["llama", "dbrx"])
 def test_adapters_alone_and_merged(family: str, tmp_path: Path) -> None:
     run, model = adapter_run(tmp_path, family)
@@ -75,6 +76,7 @@ def test_adapters_alone_and_merged(family: str, tmp_path: Path) -> None:
     assert find(str(run)).name == "tuned"
 
 
+@pytest.mark.slow
 def test_export_beside_another_base_or_without_adapters_is_refused(tmp_path: Path) -> None:
     run, _ = adapter_run(tmp_path)
     made = tmp_path / "runs/tiny"
@@ -90,6 +92,7 @@ def test_export_beside_another_base_or_without_adapters_is_refused(tmp_path: Pat
         export(run, output=made)
 
 
+@pytest.mark.slow
 def test_errors_of_a_merge_beside_a_quantised_base(tmp_path: Path) -> None:
     run, _ = adapter_run(tmp_path)
     config = load(RunConfig, str(run)).config

@@ -87,6 +87,7 @@ def test_saved_adapter_is_read_back(family: str, which: str, tmp_path: Path) -> 
     torch.testing.assert_close(logits(plain), logits(model), rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.slow
 @pytest.mark.parametrize("family", CASES)
 @pytest.mark.parametrize("which", ADAPTERS)
