@@ -51,6 +51,13 @@ class EvalConfig(Config):
     batch_tokens: Whole = Field(4096, ge=1)
     """Tokens in one forward pass; affects only speed and memory."""
 
+    @field_validator("tasks", mode="before")
+    @classmethod
+    def _tasks_are_a_list(cls, tasks: Any) -> Any:
+        if isinstance(tasks, str):
+            raise NotAllowed(f"'{tasks}' is no list", allowed="a list of tasks", hint=f"'tasks=[{tasks}]'")
+        return tasks
+
     @model_validator(mode="after")
     def _published_shots_are_fixed(self) -> Self:
         if self.mode == "v0.3" and self.task_shots is not None:

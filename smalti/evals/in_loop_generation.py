@@ -49,7 +49,7 @@ def check(task: FileTask, evals: EvalConfig, encoder: Encoder, seq_len: int) -> 
         load_rows(task.config.file)
         n_new = task.config.max_new_tokens or instructions.MAX_NEW_TOKENS
     else:
-        n_new = generation.max_new_tokens(task.config, items, encoder)
+        n_new = generation.max_new_tokens(task.config, items, encoder, evals.mode)
     generation.prompt_rows(task.config, items, encoder, evals, seq_len, None, n_new=n_new)
 
 

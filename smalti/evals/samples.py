@@ -154,7 +154,7 @@ def find_folder(name: str, *, suite: str | None = None, runs: str = "runs") -> P
     raise DataError(
         f"there are no samples in {path}",
         allowed="a run with evals/, or a folder that 'smalti eval run' wrote",
-        hint=f"smalti eval run {name}",
+        hint=f"smalti eval run {name}" + (" --output FOLDER" if (path / "config.json").is_file() else ""),
     )
 
 
@@ -164,6 +164,14 @@ def read_results(folder: Path) -> Results:
     samples = [_sample(line, number) for number, line in enumerate(read_lines(folder / "samples.jsonl"))]
     if not samples:
         raise DataError(f"{folder}/samples.jsonl has no samples", hint="run the evaluation again: smalti eval run")
+    counts = Counter(sample.task for sample in samples)
+    for task, score in (about.get("tasks") or {}).items() if isinstance(about, dict) else ():
+        if isinstance(score.get("n"), int) and counts[task] < score["n"]:
+            raise DataError(
+                f"{folder}/samples.jsonl has {counts[task]} of the {score['n']} samples of {task}",
+                allowed="the files as 'smalti eval run' wrote them",
+                hint="copy the folder again, or run the evaluation again: smalti eval run",
+            )
     uses = Counter(sample.name for sample in samples)
     samples = [replace(sample, id=None) if uses[sample.name] > 1 else sample for sample in samples]
     return Results(folder, about if isinstance(about, dict) else {}, samples)

@@ -70,7 +70,7 @@ def run(
             description = part.description
             task = compute() if cache is None or description is None else cache.result(description, compute)
         except TooLong as error:
-            if GAUNTLET not in config.tasks or name not in BY_NAME:
+            if len(parts) == 1:
                 raise TooLong(f"{name}: {error.message}", hint=error.hint) from error
             too_long[name] = error.message
             continue
@@ -85,8 +85,11 @@ def run(
         "config": config.model_dump(mode="json"),
         "tasks": {task.name: task.score for task in tasks},
     }
+    of_gauntlet = {name: reason for name, reason in too_long.items() if GAUNTLET in config.tasks and name in BY_NAME}
+    if not_run := {name: reason for name, reason in too_long.items() if name not in of_gauntlet}:
+        report["not_run"] = not_run
     if GAUNTLET in config.tasks:
-        reasons = missing(require_folder(config.data)) | too_long
+        reasons = missing(require_folder(config.data)) | of_gauntlet
         report["gauntlet"] = averages(report["tasks"], reasons, config.mode)
     if output is not None:
         report["folder"] = results.write(store.join(output, "evals", config.suite), report, tasks)

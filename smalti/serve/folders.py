@@ -65,7 +65,11 @@ def find(name_or_path: str, *, runs: str = "runs") -> ModelFolder:
             allowed="a run folder (with config.yaml) or a Hugging Face folder (with config.json)",
             hint=runs_beside(path),
         )
+    is_checkpoint = path.absolute().parent.name == "checkpoints" and path.name.startswith("step-")
     raise DataError(
-        f"{path} is neither a run nor a model",
+        f"{path} is {'a checkpoint' if is_checkpoint else 'neither a run nor a model'}",
         allowed="a run folder (with config.yaml) or a Hugging Face folder (with config.json and safetensors)",
+        hint=f"smalti export {path.parent.parent} --step {path.name.removeprefix('step-').lstrip('0')} --output FOLDER"
+        if is_checkpoint
+        else None,
     )

@@ -61,7 +61,7 @@ def test_a_foreign_model_is_measured_on_the_same_bytes(
     assert score["n_bytes"] == sum(len(text.encode()) for text in TEXTS[:2])
     assert score["n_tokens"] == sum(len(tokenizer.encode(text)) + 1 for text in TEXTS[:2])
     assert smalti(arguments[:-1]) == 0
-    assert "samples" not in capsys.readouterr().out  # nothing was written
+    assert "not saved; --output FOLDER keeps" in capsys.readouterr().out
     assert smalti([*arguments[:-1], "--output", str(tmp_path / "results")]) == 0
     folder = capsys.readouterr().out.partition("read the samples: smalti eval read ")[2].strip()
     assert [f"{folder}/samples.jsonl"] == [str(path) for path in tmp_path.glob("results/evals/heldout/*/samples.jsonl")]
@@ -89,6 +89,10 @@ def test_an_old_export_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[
         (["tasks=[brackets]", "max_bytes=9"], ("max_bytes has no effect on brackets", "hint: remove it")),
         (["limit=3"], ("limit has no effect on heldout, arithmetic, brackets (suite demo)",)),
         (["tasks=[brackets]", "task_shots=1"], ("task_shots has no effect",)),
+        (["tasks=[brackets]", "--output", "/proc/x"], ("--output /proc/x cannot be made",)),
+        (["tasks=brackets"], ("hint: 'tasks=[brackets]'",)),
+        (["tasks=[none.yaml]"], ("there is no task file none.yaml",)),
+        (["tasks=[rows.jsonl]"], ("is a file of rows", "'tasks=[mine.yaml]'")),
     ],
 )
 def test_bad_requests_exit_2(
@@ -98,6 +102,22 @@ def test_bad_requests_exit_2(
     err = capsys.readouterr().err
     for text in texts:
         assert text in err
+
+
+def test_an_interrupted_evaluation_says_what_is_kept(
+    run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupt(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("smalti.evals.suite.run", interrupt)
+    assert smalti(["eval", "run", str(run), "tasks=[brackets]"]) == 130
+    assert "interrupted; finished tasks are kept" in capsys.readouterr().err
+
+
+def test_a_checkpoint_is_no_model(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert smalti(["eval", "run", str(run / "checkpoints/step-00000020")]) == 2
+    assert f"hint: smalti export {run} --step 20 --output FOLDER" in capsys.readouterr().err
 
 
 def test_tasks_of_lm_eval_read_few_options() -> None:

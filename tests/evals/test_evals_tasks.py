@@ -362,8 +362,19 @@ def test_long_prompts_lose_their_start(engine: Engine, tmp_path: Path) -> None:
     task = TaskConfig(kind="choice", file=_choices(tmp_path / "t.jsonl"), shots=5)
     score = suite.run(engine, EvalConfig(tasks=[task], seq_len=40, limit=3))["tasks"]["t"]
     assert (score["cut_frac"], score["n"]) == (1.0, 3)
-    with pytest.raises(UserError, match="line 1: an answer has"):
+    with pytest.raises(UserError, match=r"t.jsonl:1: an answer has"):
         suite.run(engine, EvalConfig(tasks=[task], seq_len=3))
+    short = TaskConfig(kind="exact", file=_write(tmp_path / "s.jsonl", [{"context": "a", "continuation": "b"}]))
+    report = suite.run(engine, EvalConfig(tasks=[task, short], seq_len=3))
+    assert list(report["tasks"]) == ["s"]
+    assert "t.jsonl:1: an answer has" in report["not_run"]["t"]
+
+
+def test_an_answer_may_be_a_little_longer_than_the_right_ones(engine: Engine, tmp_path: Path) -> None:
+    task = TaskConfig(kind="generation", file=_write(tmp_path / "t.jsonl", [{"context": "a", "answer": "yes"}]))
+    for mode, n_tokens in (("fixed", 13), ("v0.3", 3)):
+        score = suite.run(engine, EvalConfig(tasks=[task], mode=mode))["tasks"]["t"]
+        assert score["max_new_tokens"] == n_tokens
 
 
 def test_unknown_tasks_and_files(engine: Engine, tmp_path: Path) -> None:

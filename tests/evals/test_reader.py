@@ -162,6 +162,16 @@ def test_the_interval_of_bits_per_byte_is_about_that_of_the_bootstrap() -> None:
     assert score.before.interval == pytest.approx(spread[1], abs=0.005)
 
 
+def test_cut_samples_are_an_error(tmp_path: Path) -> None:
+    rows = [ranked(index, 0, 0.8) for index in range(4)]
+    folder = write_results(tmp_path, {"sums": rows}, tasks={"sums": {"n": 4}})
+    assert len(read_results(folder).samples) == 4
+    path = folder / "samples.jsonl"
+    path.write_bytes(path.read_bytes()[:-50])
+    with pytest.raises(DataError, match="has 3 of the 4 samples of sums"):
+        read_results(folder)
+
+
 def test_grades_between_right_and_wrong_have_a_mean() -> None:
     rows = [Sample("t", index, None, "", completion="x", score=index / 4) for index in range(5)]
     (score,) = task_scores(rows, {})

@@ -102,9 +102,9 @@ def test_live_line_is_rewritten_and_messages_stay(monkeypatch: pytest.MonkeyPatc
 
 def test_tasks_are_shown_with_their_errors() -> None:
     scores = {f"icl/metrics/demo/t{number}": number / 10 for number in range(7)}
-    errors = {f"{name}/stderr": 0.01 for name in scores}
+    errors = {f"{name}/{key}": value for name in scores for key, value in (("stderr", 0.01), ("low", 0), ("high", 1))}
     text = format_tasks(9, {**scores, **errors, "icl/metrics/demo/t1/bits_per_byte": 2.0})
     assert text is not None
-    assert text.startswith("tasks at step 9  t1: 10.0% +- 1.0%  t2: 20.0%")
+    assert text.startswith("tasks at step 9  t1: 10.0% [0.0%, 100.0%]  t2: 20.0%")
     assert text.endswith("(1 more in metrics.jsonl)")
     assert format_tasks(9, {"loss/train/total": 2.0}) is None

@@ -43,6 +43,9 @@ def _text(comparison: "Comparison") -> str:
     head = ("task", "measure", "n", "A", "B", "B - A", "95 % interval", "detectable", "verdict")
     rows = comparison.rows
     lines = [f"{side}: {each.model} ({each.folder})" for side, each in (("A", comparison.a), ("B", comparison.b))]
+    versions = [each.about.get("smalti_version") for each in (comparison.a, comparison.b)]
+    if versions[0] != versions[1]:
+        lines.append(f"note: A was evaluated by Smalti {versions[0]}, B by {versions[1]}")
     lines += ["", table(head, [_cells(row) for row in rows]), ""]
     lines += [
         "detectable: the smallest true difference for which a model is called better in 80 % of comparisons",

@@ -2,6 +2,8 @@
 
 import re
 import shlex
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -57,9 +59,11 @@ def run(
     suites_module.check_folders(config)
     _require_effect(config, overrides)
     try_bf16, dtype = dtype == "auto", _dtype(dtype)
+    _require_writable(output)
     engine = Engine.from_folder(folder.folder, dtype=dtype)
     about = {"model_folder": folder.folder, "compute_dtype": dtype, "step": folder.record.get("step")}
-    with ProgressLine("tokens") as progress:
+    cache = _cache(folder, output, dtype) if cached else None
+    with _named_interrupt(cache is not None), ProgressLine("tokens") as progress:
         results = suites_module.run(
             engine,
             config,
@@ -68,13 +72,43 @@ def run(
             progress=progress,
             try_bf16=try_bf16 and bf16.is_native(engine.model, machine.cpu()["features"]),
             chat=load_chat(folder.folder),
-            cache=_cache(folder, output, dtype) if cached else None,
+            cache=cache,
         )
     if folder.run_folder is not None and output is None:
         refresh_card(folder.run_folder)
         if upload:
             _upload(folder.run_folder, results)
     print_json(results) if as_json else _print(results)
+
+
+@contextmanager
+def _named_interrupt(has_cache: bool) -> Iterator[None]:
+    """Turn Ctrl-C into an error that names what is kept."""
+    from smalti.base.errors import Interrupted
+
+    try:
+        yield
+    except KeyboardInterrupt as error:
+        if not has_cache:
+            raise Interrupted("interrupted; nothing is kept", hint="--output FOLDER keeps finished tasks") from error
+        raise Interrupted("interrupted; finished tasks are kept", hint="the same command resumes after them") from error
+
+
+def _require_writable(output: str | None) -> None:
+    """Raise UserError where the folder of --output cannot be made, before anything is computed."""
+    from smalti.base import store
+    from smalti.base.errors import UserError
+
+    if output is None or not store.is_local(output):
+        return
+    try:
+        Path(output).mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(
+            f"--output {output} cannot be made: {error.strerror}",
+            allowed="a folder that this user can write to",
+            hint="--output FOLDER",
+        ) from error
 
 
 def _dtype(name: str) -> str:
@@ -97,7 +131,9 @@ def suite_values(suite: str) -> dict[str, Any]:
         raise UserError(
             f"there is no suite '{suite}'",
             allowed=", ".join(suites()),
-            hint=f"did you mean --suite {close}?" if close else "smalti eval ls",
+            hint=f"did you mean --suite {close}?"
+            if close
+            else "smalti eval ls; suite=NAME names the results of tasks=[...]",
         )
     return suites()[suite].model_dump(mode="json")
 
@@ -189,6 +225,8 @@ def _print(results: dict[str, Any]) -> None:
     print(f"{results['model']}: suite {results['suite']}\n")
     print(table(("task", "measure", "value", "95 % interval", "n", "baseline"), rows))
     _print_depths(results["tasks"])
+    for name, reason in results.get("not_run", {}).items():
+        print(f"not run: {name}: {reason}")
     if "gauntlet" in results:
         _print_gauntlet(results["gauntlet"])
     n_cached = sum(bool(score.get("cached")) for score in results["tasks"].values())
@@ -196,6 +234,8 @@ def _print(results: dict[str, Any]) -> None:
         print(f"\n{n_cached} of {len(rows)} results are of an earlier evaluation; --no-cached computes them again")
     if "folder" in results:
         print(f"\nread the samples: smalti eval read {shlex.quote(results['folder'])}")
+    else:
+        print("\nnot saved; --output FOLDER keeps scores and samples")
 
 
 def _print_depths(tasks: dict[str, dict[str, Any]]) -> None:
@@ -247,5 +287,5 @@ def _baseline(score: dict[str, Any]) -> str:
             f"gzip -9 {score['gzip_bits_per_byte']:.3f}, xz -9 {score['xz_bits_per_byte']:.3f} "
             f"({score['n_bytes']:,} bytes)"
         )
-    chance = f"{', '.join(chance_words(score))}: {score['verdict']}" if "chance" in score else ""
+    chance = f"{', '.join(chance_words(score))}: {score['verdict']}" if score.get("chance") else ""
     return ", ".join(filter(None, (chance, *share_words(score))))

@@ -189,30 +189,43 @@ def _held(config: RunConfig, source: SourceConfig) -> tuple[str, str]:
 
 
 def _evals(run: Path, step: int) -> str:
-    """Return the latest results of each suite at exactly this step."""
-    latest: dict[str, dict[str, Any]] = {}
+    """Return the results of each suite at exactly this step: of each task those with most items, then the latest."""
+    suites: dict[str, dict[str, tuple[dict[str, Any], dict[str, Any]]]] = {}
     for path in sorted(run.glob("evals/*/*/results.json"), key=lambda path: path.parent.name):
         results = store.read_json(path)
-        if results.get("step") == step:
-            latest[results["suite"]] = results
-    if not latest:
+        if results.get("step") != step:
+            continue
+        tasks = suites.setdefault(results["suite"], {})
+        for name, score in results["tasks"].items():
+            if name not in tasks or score["n"] >= tasks[name][0]["n"]:
+                tasks[name] = score, results
+    if not suites:
         return f"Step {step} has not been evaluated. `smalti eval run RUN` does it."
     parts = []
-    for suite, results in latest.items():
+    for suite, tasks in suites.items():
         rows = [
             (
-                name,
+                f"{name}{_settings(score)}",
                 score["metric"].replace("_", " "),
                 f"{score['value']:.4g}",
                 _interval(score),
                 f"{score['n']:,}",
                 _baseline(score),
             )
-            for name, score in results["tasks"].items()
+            for name, (score, _) in tasks.items()
         ]
-        head = f"Suite `{suite}`, {results['time']}, contexts of {results['seq_len']} tokens.\n\n"
+        whole = [results for _, results in tasks.values()]
+        times, lengths = (sorted({str(results[key]) for results in whole}) for key in ("time", "seq_len"))
+        head = f"Suite `{suite}`, {', '.join(times)}, contexts of {', '.join(lengths)} tokens.\n\n"
         parts.append(head + _table(("task", "metric", "value", "95 % interval", "n", "baseline"), rows))
     return "\n\n".join(parts)
+
+
+def _settings(score: dict[str, Any]) -> str:
+    """Return mode and shots of a task, where it has them."""
+    shots = score.get("shots")
+    words = [score.get("mode"), None if shots is None else f"{shots} shot{'' if shots == 1 else 's'}"]
+    return f" ({', '.join(filter(None, words))})" if any(words) else ""
 
 
 def _interval(score: dict[str, Any]) -> str:
@@ -223,7 +236,7 @@ def _interval(score: dict[str, Any]) -> str:
 def _baseline(score: dict[str, Any]) -> str:
     if "gzip_bits_per_byte" in score:
         return f"gzip -9 {score['gzip_bits_per_byte']:.4g}, xz -9 {score['xz_bits_per_byte']:.4g}"
-    return f"chance {score['chance']:.4g}: {score['verdict']}" if "chance" in score else ""
+    return f"chance {score['chance']:.4g}: {score['verdict']}" if score.get("chance") else ""
 
 
 def _provenance_rows(run: Path) -> list[tuple[str, str]]:

@@ -324,12 +324,15 @@ def _by_step(groups: Sequence[Sequence[Point]]) -> list[list[float]]:
     return [values for values in parts if len(values) > 1]
 
 
+def _some(names: Sequence[str]) -> str:
+    shown = ", ".join(names[:5]) or "no scores"
+    return shown if len(names) <= 5 else f"{shown} and {len(names) - 5} more"
+
+
 def _nothing_shared(runs: Sequence[RunScores], suite: str | None) -> DataError:
-    held = "; ".join(
-        f"{run.name} has {', '.join(sorted({v.task for v, _ in run.points})) or 'no scores'}" for run in runs
-    )
+    held = "; ".join(f"{run.name} has {_some(sorted({f'{v.suite}/{v.task}' for v, _ in run.points}))}" for run in runs)
     return DataError(
         f"no score{f' of the suite {suite!r}' if suite else ''} is in two of the runs: {held}",
-        allowed="tasks asked with equal shots, mode and limit in two runs or more, during training or after it",
+        allowed="tasks of one suite with equal shots, mode and limit in two runs or more, during training or after it",
         hint="a section evals: in the recipe, or for each run: smalti eval run RUN",
     )

@@ -26,7 +26,7 @@ CORE: tuple[Category, ...] = (
 )
 """The categories of the core average; programs need a sandbox to run in."""
 
-UNKNOWN = "unknown"
+UNKNOWN = "not stated by LLM Foundry"
 _BIG_BENCH = "Apache-2.0"
 _ANSWER: dict[str, Any] = {"continuation_delimiter": "\nAnswer: "}
 _PARTS: dict[str, Any] = {**_ANSWER, "columns": {"category": "category"}}

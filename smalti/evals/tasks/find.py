@@ -67,6 +67,12 @@ def _with_shots(task: FileTask, shots: int) -> FileTask:
 
 def load_task(path: str) -> FileTask:
     """Load a task from YAML; its ``file`` is relative to the YAML file."""
+    if not store.exists(path):
+        raise DataError(
+            f"there is no task file {path}",
+            allowed="the path of a YAML file with kind: and file:",
+            hint="docs/guides/write-a-task.md has examples",
+        )
     config = load(TaskConfig, path).config
     if store.is_local(config.file):
         config = config.model_copy(update={"file": str(Path(path).parent / config.file)})
@@ -109,6 +115,12 @@ def _named(name: str, config: EvalConfig) -> str | FileTask:
         return _benchmark(BY_NAME[name], config)
     if name == "heldout" or generator(name) is not None:
         return name
+    if name.endswith(".jsonl"):
+        raise UserError(
+            f"'{name}' is a file of rows, and a task is a YAML file that names it",
+            allowed="kind: and file: in a .yaml file",
+            hint=f"write 'kind: choice' and 'file: {name}' into mine.yaml, then 'tasks=[mine.yaml]'",
+        )
     close = nearest(name, [*task_lines(), *BY_NAME])
     raise UserError(
         f"there is no task '{name}'",

@@ -20,7 +20,7 @@ from smalti.serve.engine.offline import generate
 from smalti.serve.engine.sampling import SamplingParams
 
 _SPARE_TOKENS = 10
-"""Tokens that reasoning may have beyond the longest in the file."""
+"""Tokens that an answer may have beyond the longest in the file; none in ``v0.3`` without reasoning."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ def run(
     With ``chat`` the prompt is the user's message, and an answer ends at the end of the turn: ``stop`` is for models
     that continue the text.
     """
-    n_new = max_new_tokens(task, items, engine)
+    n_new = max_new_tokens(task, items, engine, config.mode)
     task_stop = task.stop if chat is None else chat.stops
     ends_with_line = config.mode == "fixed" and not task.answer_delimiter and chat is None
     stop = task_stop or (("\n",) if ends_with_line else ())
@@ -144,8 +144,8 @@ def _ids(encoder: Encoder, prompt: Prompt, room: int, mode: Mode, chat: ChatForm
     return cut_ids(ids, room, keep_first=mode == "fixed"), len(ids) > room
 
 
-def max_new_tokens(task: TaskConfig, items: Sequence[Item], encoder: Encoder) -> int:
-    """Return the longest answer: the task's own, or the longest of the file with its reasoning, and 10 more."""
+def max_new_tokens(task: TaskConfig, items: Sequence[Item], encoder: Encoder, mode: Mode) -> int:
+    """Return the longest answer: the task's own, or the longest of the file with its reasoning, and some."""
     if task.max_new_tokens is not None:
         return task.max_new_tokens
     texts = {
@@ -153,4 +153,6 @@ def max_new_tokens(task: TaskConfig, items: Sequence[Item], encoder: Encoder) ->
         for item in items
         for answer in item.answers
     }
-    return max(1, *(len(head_ids(encoder, text)) for text in texts)) + (_SPARE_TOKENS if task.answer_delimiter else 0)
+    return max(1, *(len(head_ids(encoder, text)) for text in texts)) + (
+        _SPARE_TOKENS if task.answer_delimiter or mode == "fixed" else 0
+    )

@@ -21,7 +21,7 @@ from smalti.evals.tasks.accuracy import accuracy
 from smalti.evals.tasks.generated import generator
 from smalti.evals.tasks.items import Item
 from smalti.evals.tasks.prompts import limit_of, make_prompts
-from smalti.evals.tasks.windows import Encoder, differing_windows, option_windows, require_whole
+from smalti.evals.tasks.windows import Encoder, TooLong, differing_windows, option_windows, require_whole
 
 Rank = Callable[[Scores, "Question"], NDArray[np.float64]]
 """Values of the options; the least is chosen."""
@@ -103,7 +103,10 @@ def file_task(
     mode = config.mode
     questions = []
     for prompt in make_prompts(task, items, mode=mode, limit=limit_of(task, config)):
-        windows, texts, cut = option_windows(encoder, prompt, seq_len, mode, chat)
+        try:
+            windows, texts, cut = option_windows(encoder, prompt, seq_len, mode, chat)
+        except TooLong as error:
+            raise TooLong(f"{task.file}:{prompt.item.line}: {error.message}", hint=error.hint) from error
         questions.append(Question(prompt.item, prompt.text, windows, texts, cut))
     if not config.cut_prompts:
         require_whole(sum(question.cut for question in questions), len(questions), seq_len)

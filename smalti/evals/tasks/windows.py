@@ -56,7 +56,7 @@ def option_windows(
             room = (seq_len if mode == "v0.3" else seq_len + 1) - len(after)
             if room < 1 or not after:
                 raise TooLong(
-                    f"line {prompt.item.line}: an answer has {len(after)} tokens and the longest context is {seq_len}",
+                    f"an answer has {len(after)} tokens and the longest context is {seq_len}",
                     hint="leave the task out, or evaluate with a longer seq_len",
                 )
             if chat is not None:

@@ -27,7 +27,7 @@ def score_words(score: Mapping[str, Any]) -> tuple[str, str, str, str, str]:
         for key, label in (("gzip_bits_per_byte", "gzip -9"), ("xz_bits_per_byte", "xz -9"))
         if is_number(score.get(key))
     ]
-    if score.get("verdict"):
+    if score.get("verdict") and score.get("chance", 1):
         beside.append(str(score["verdict"]))
     beside += share_words(score)
     if score.get("partial"):
@@ -40,8 +40,8 @@ def score_words(score: Mapping[str, Any]) -> tuple[str, str, str, str, str]:
 
 def chance_words(score: Mapping[str, Any]) -> list[str]:
     """Return the accuracy of random answers, and that of the most frequent label where it is higher, in words."""
-    if not is_number(score.get("chance")):
-        return []
+    if not is_number(score.get("chance")) or not score["chance"]:
+        return []  # a random text is never right, so any right answer is above chance
     majority = score.get("baseline", score["chance"])
     return [f"chance {score['chance']:.3f}", *([f"majority {majority:.3f}"] if majority > score["chance"] else [])]
 

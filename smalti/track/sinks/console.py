@@ -131,12 +131,16 @@ def format_heldout(step: int, metrics: Mapping[str, Any]) -> str | None:
 
 
 def format_tasks(step: int, metrics: Mapping[str, Any]) -> str | None:
-    """Return ``tasks at step 120  copa: 55.0% +- 5.0%  ...``, at most six; None without such metrics."""
+    """Return ``tasks at step 120  copa: 55.0% [45.2%, 64.4%]  ...``, at most six; None without such metrics."""
     texts = []
     for name, value in metrics.items():
         error = _number(metrics.get(f"{name}/stderr"))
         if name.startswith(_TASKS_PREFIX) and error is not None:
-            texts.append(f"{name.rpartition('/')[2]}: {format_frac(value)} +- {format_frac(error)}")
+            ends = [_number(metrics.get(f"{name}/{end}")) for end in ("low", "high")]
+            spread = (
+                " [{}, {}]".format(*(format_frac(end) for end in ends if end is not None)) if None not in ends else ""
+            )
+            texts.append(f"{name.rpartition('/')[2]}: {format_frac(value)}{spread}")
     if not texts:
         return None
     shown = texts[-_TASKS:]  # averages are at the end

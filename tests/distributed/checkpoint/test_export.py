@@ -191,6 +191,20 @@ def test_the_card_says_what_the_run_says(tmp_path: Path) -> None:
     assert "| code | 1,280 |" in card
 
 
+def test_the_card_keeps_the_results_of_most_items(tmp_path: Path) -> None:
+    run = tiny_run(tmp_path)
+    for time, n, mode in (("1", 100, "v0.3"), ("2", 10, "fixed")):
+        score = {"metric": "accuracy", "value": n / 1000, "interval": None, "n": n, "mode": mode, "shots": 3}
+        folder = run / f"evals/mine/{time}"
+        folder.mkdir(parents=True)
+        tasks = {"copa": score} | ({"piqa": score} if n == 10 else {})
+        results = {"suite": "mine", "time": time, "step": 20, "seq_len": 32, "tasks": tasks}
+        (folder / "results.json").write_text(json.dumps(results))
+    text = card.model_card(run, _config(run), 20, "fp32")
+    assert "| copa (v0.3, 3 shots) | accuracy | 0.1 |" in text
+    assert "| piqa (fixed, 3 shots) | accuracy | 0.01 |" in text
+
+
 def test_the_card_of_continued_pretraining_names_where_it_began(tmp_path: Path) -> None:
     run = tiny_run(tmp_path)
     config = _config(run)
