@@ -141,7 +141,8 @@ def test_any_module_with_its_own_loss_trains(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_a_job_config_alone_describes_no_model(tmp_path: Path) -> None:
     tree = toy_run.config(tmp_path).model_dump(mode="json")
-    del tree["model"], tree["data"], tree["evals"]
+    for section in ("model", "data", "evals", "adapter", "tune"):
+        del tree[section]
     message = run_ranks(1, _error, from_dict(JobConfig, tree).config, UserError)[0]
     assert "no model" in message
     assert "hint:" in message
@@ -157,7 +158,8 @@ class NoBatches(Points):
 @pytest.mark.slow
 def test_a_step_without_a_microbatch_is_refused_by_name(tmp_path: Path) -> None:
     tree = toy_run.config(tmp_path).model_dump(mode="json")
-    del tree["model"], tree["data"], tree["evals"]
+    for section in ("model", "data", "evals", "adapter", "tune"):
+        del tree[section]
     given = {"model": Line(), "loss": squared, "batches": NoBatches(0, 1)}
     message = run_ranks(1, _error, from_dict(JobConfig, tree).config, UserError, given)[0]
     assert "batch(2) of NoBatches returned no microbatch" in message

@@ -147,9 +147,9 @@ def test_with_replay_it_does_not_and_a_resumed_run_measures_step_0_once(work: Pa
 @pytest.mark.slow
 def test_a_model_section_that_is_not_the_folders_is_refused_by_its_field(work: Path) -> None:
     name = recipe(work, "other", {"new": 1.0})
-    done = smalti(work, "train", name, "model.rope_theta=5e5", "--dry-run")
+    done = smalti(work, "train", name, "model.norm_eps=0.5", "--dry-run")
     assert done.returncode == 2
-    assert "model.rope_theta is 500000.0; in init_from=llama it is 10000.0" in done.stderr
+    assert "model.norm_eps is 0.5; in init_from=llama it is" in done.stderr
     assert "hint: smalti config model llama prints it" in done.stderr
     longer = smalti(work, "train", name, "model.max_position_embeddings=128", "--dry-run")
     assert longer.returncode == 0, longer.stderr
