@@ -1,8 +1,6 @@
 """Commands that are planned and not implemented yet, each with the nearest alternative."""
 
 NOT_YET = {
-    "tune preference": None,
-    "tune reward": None,
     "tune rl": None,
     "tune synth": None,
     "tune compare": "smalti eval compare RUN RUN compares two runs",

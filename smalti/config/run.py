@@ -164,6 +164,28 @@ class RunConfig(JobConfig):
         return self
 
     @model_validator(mode="after")
+    def _tuning_fits(self) -> Self:
+        tune, parallel = self.tune, self.train.parallel
+        if bool(self.model.num_labels) != bool(tune is not None and tune.reward is not None):
+            raise NotAllowed(
+                f"model.num_labels={self.model.num_labels or 'null'} "
+                + ("without tune.reward" if self.model.num_labels else "with tune.reward"),
+                allowed="num_labels=1, a model with a score, with tune.reward alone",
+                hint="smalti tune reward RECIPE sets it",
+            )
+        if tune is None or not tune.has_own_loss:
+            return self
+        for axis in ("sequence", "pipeline") if tune.kind != "sft" else ("pipeline",):
+            if getattr(parallel, axis) != 1:
+                raise NotAllowed(
+                    f"train.parallel.{axis}={getattr(parallel, axis)} with tune.{tune.kind}: its loss needs "
+                    + ("whole rows" if axis == "sequence" else "a model in one piece"),
+                    allowed=f"train.parallel.{axis}=1",
+                    hint="the axes shard and tensor split the model and its activations",
+                )
+        return self
+
+    @model_validator(mode="after")
     def _router_learns(self) -> Self:
         if self.init_from is None and self.model.router_weighs_alike:
             fixed = "" if self.model.family in ("decoder", "dbrx", "olmoe", "qwen3_moe") else " model.family=olmoe"

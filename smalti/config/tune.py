@@ -1,15 +1,19 @@
 """The ``tune:`` section of a run, and the recipes of ``smalti tune``."""
 
-from typing import Any
+from typing import Any, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from smalti.config.adapter import AdapterConfig
 from smalti.config.eval import InLoopConfig
 from smalti.config.examples import ExamplesConfig
+from smalti.config.preference import DistillConfig, PreferenceConfig, RewardConfig
 from smalti.config.profile import ProfileConfig
-from smalti.config.schema import Config, Whole, placement
+from smalti.config.schema import Config, NotAllowed, Whole, placement
 from smalti.config.track import TrackConfig
+
+Kind = Literal["sft", "preference", "reward"]
+"""The verbs of ``smalti tune`` that train."""
 
 
 class TuneConfig(Config):
@@ -18,13 +22,46 @@ class TuneConfig(Config):
 
     examples: ExamplesConfig
     """The files of examples, and how they become tokens."""
+    preference: PreferenceConfig | None = None
+    """Tuning on preferences, by ``smalti tune preference``."""
+    reward: RewardConfig | None = None
+    """Training of a reward model, by ``smalti tune reward``."""
+    distill: DistillConfig | None = None
+    """Supervised tuning against a teacher's distribution."""
     prepared: str = placement("data/tune")
     """Folder under which tokenized examples are kept, by their content, for this and later runs."""
 
     @property
+    def kind(self) -> Kind:
+        """The verb that trains it."""
+        return "preference" if self.preference else "reward" if self.reward else "sft"
+
+    @property
+    def has_own_loss(self) -> bool:
+        """True unless the loss is next-token cross-entropy."""
+        return any((self.preference, self.reward, self.distill))
+
+    @property
     def loss(self) -> str:
         """Name of the loss, for people."""
+        if self.preference is not None:
+            return f"{self.preference.loss}, beta {self.preference.beta_or_default:g}"
+        if self.reward is not None:
+            return "Bradley-Terry, over scores of pairs"
+        if self.distill is not None:
+            return f"{self.distill.direction} divergence from {self.distill.teacher}"
         return "cross-entropy of the answers"
+
+    @model_validator(mode="after")
+    def _one_loss(self) -> Self:
+        sections = [name for name in ("preference", "reward", "distill") if getattr(self, name) is not None]
+        if len(sections) > 1:
+            raise NotAllowed(
+                f"tune has the sections {' and '.join(sections)}",
+                allowed="one of them, or none: supervised tuning",
+                hint=f"tune.{sections[1]}=null",
+            )
+        return self
 
 
 class TuneRecipe(Config):

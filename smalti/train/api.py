@@ -26,7 +26,7 @@ from smalti.train import job as jobs
 from smalti.train import loop
 from smalti.train.batches import Batches
 from smalti.train.hooks import Hook
-from smalti.train.job import MakeEvaluate, MakeTasks
+from smalti.train.job import MakeEvaluate, MakeLoss, MakeTasks
 from smalti.train.loop import Evaluate, Job
 from smalti.train.step import Loss
 
@@ -55,6 +55,7 @@ def build(
     *,
     model: nn.Module | None = None,
     loss: Loss | None = None,
+    make_loss: MakeLoss | None = None,
     batches: Batches | None = None,
     evaluate: Evaluate | None = None,
     evaluation: MakeEvaluate | None = None,
@@ -66,7 +67,8 @@ def build(
     """Build all that ``fit`` needs, resumed from the newest checkpoint of the run folder if there is one.
 
     Arguments that are None are built from the config. model: any module that ``loss`` can call, with the weights of
-    rank 0. loss: ``(model, microbatch) -> (sum, weight, metrics)``. batches: has ``batch(step)``, ``state(step)`` and
+    rank 0. loss: ``(model, microbatch) -> (sum, weight, metrics)``. make_loss: builds the loss of ``tune``, as
+    ``smalti.tune.run.Tuning.loss`` does. batches: has ``batch(step)``, ``state(step)`` and
     ``check(state, step)``. evaluate: ``(model, step) -> metrics``. evaluation: builds ``evaluate``, as
     ``smalti.evals.in_loop.heldout_hook`` does. tasks: builds the evaluation of ``evals`` and its hooks, as
     ``smalti.evals.in_loop_suite.suite_hook`` does. origins: origin of each config value, for the provenance and the
@@ -78,8 +80,8 @@ def build(
     with _cleanup(attempt):
         try:
             job = jobs.build(
-                config, model=model, loss=loss, batches=batches, evaluate=evaluate, hooks=hooks, origins=origins,
-                fork=fork, attempt=attempt,
+                config, model=model, loss=loss, make_loss=make_loss, batches=batches, evaluate=evaluate,
+                hooks=hooks, origins=origins, fork=fork, attempt=attempt,
             )  # fmt: skip
             if evaluation is not None:
                 assert isinstance(config, RunConfig)

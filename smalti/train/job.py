@@ -53,6 +53,9 @@ MakeEvaluate = Callable[[RunConfig, Mapping[str, bytes], Mesh], Evaluate | None]
 """(config, what rank 0 has read of sources and held-out sets, mesh) -> the evaluation of held-out loss."""
 
 
+MakeLoss = Callable[[RunConfig, Mesh, torch.device], Loss]
+"""(config, mesh, device) -> the loss of a run whose config asks for another than next-token cross-entropy."""
+
 MakeTasks = Callable[[RunConfig, Mesh], tuple[Evaluate | None, Sequence[Hook]]]
 """(config, mesh) -> the evaluation of the tasks of ``evals`` on all ranks, and the hooks that run other tasks."""
 
@@ -63,6 +66,7 @@ def run(
     *,
     evaluation: MakeEvaluate,
     tasks: MakeTasks | None = None,
+    make_loss: MakeLoss | None = None,
     fork: bool = False,
     trial_steps: int | None = None,
 ) -> None:
@@ -74,7 +78,7 @@ def run(
     attempt = Attempt()
     try:
         with recorded(attempt):
-            job = build(config, origins=origins, fork=fork, attempt=attempt)
+            job = build(config, make_loss=make_loss, origins=origins, fork=fork, attempt=attempt)
             job.evaluate = evaluation(config, job.indexes, job.mesh)
             if tasks is not None and trial_steps is None:
                 set_tasks(job, config, tasks)
@@ -138,6 +142,7 @@ def build(
     *,
     model: nn.Module | None = None,
     loss: Loss | None = None,
+    make_loss: MakeLoss | None = None,
     batches: Batches | None = None,
     evaluate: Evaluate | None = None,
     hooks: Sequence[Hook] = (),
@@ -145,10 +150,7 @@ def build(
     fork: bool = False,
     attempt: Attempt | None = None,
 ) -> Job:
-    """Build all that ``fit`` needs, resumed from the newest checkpoint of the run folder if there is one.
-
-    model: with the weights of rank 0; None builds that of the config. fork: as ``--fork``. attempt: is filled in.
-    """
+    """Build all that ``fit`` needs, as ``train.api.build``, whose arguments these are. attempt: is filled in."""
     world, attempt = env.world(), attempt or Attempt()
     _require_described(config, model=model, loss=loss, batches=batches)
     device, resolved, attempt.hosts = rank_setup.join_world(config, world, own_model=model is not None)
@@ -159,7 +161,7 @@ def build(
     reporter = oom.Reporter(config, folder, world.rank, layout, oom.placement(config, layout, device))
     indexes = _read_inputs(config) if isinstance(config, RunConfig) and batches is None else {}
     if isinstance(config, RunConfig):
-        loss = loss or LanguageLoss(config.model, config.train.loss)
+        loss = loss or _loss_of(config, make_loss, mesh, device)
         if batches is None:
             resolved |= _choose_microbatch(config, reporter, device, world)
             batches = _token_batches(config, indexes, folder, mesh, device, resolved["microbatch_tokens"])
@@ -198,6 +200,18 @@ def build(
 def _hooks(config: JobConfig, world: World) -> tuple[Hook, ...]:
     """Return the hooks that the config asks for."""
     return (*best.watch(config), *forgetting.watch(config), *profile.of_config(config.profile, world.world_size))
+
+
+def _loss_of(config: RunConfig, make_loss: MakeLoss | None, mesh: Mesh, device: torch.device) -> Loss:
+    if config.tune is None or not config.tune.has_own_loss:
+        return LanguageLoss(config.model, config.train.loss)
+    if make_loss is None:
+        raise UserError(
+            f"the loss of this config is {config.tune.loss}, and build() was given none",
+            allowed="loss= or make_loss=",
+            hint="with tuning = smalti.tune.run.Tuning(): make_loss=tuning.loss, evaluation=tuning.evaluation",
+        )
+    return make_loss(config, mesh, device)
 
 
 def _choose_microbatch(config: RunConfig, reporter: oom.Reporter, device: torch.device, world: World) -> dict[str, Any]:

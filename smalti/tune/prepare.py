@@ -16,6 +16,7 @@ from smalti.base import env, store
 from smalti.base.errors import DataError, UserError
 from smalti.base.hashing import digest_json, sha256_file
 from smalti.config.load import Additions, from_dict
+from smalti.config.train import PrecisionConfig
 from smalti.config.tune import TuneConfig
 from smalti.data.documents.files import find_files
 from smalti.data.documents.heldout import HELDOUT, TRAIN
@@ -28,6 +29,7 @@ from smalti.train.origin import model_of, run_of
 from smalti.tune.chats import ChatTokenizer
 from smalti.tune.chats.examples import examples_of
 from smalti.tune.chats.report import ExamplesReport
+from smalti.tune.form import Form, form_of
 
 SOURCE, VALIDATION = "examples", "validation"
 """Names of the tokenized examples in ``data.sources``, and of the held-out ones in ``data.heldout``."""
@@ -49,7 +51,9 @@ def complete(values: Mapping[str, Any]) -> Additions:
     data = values.get("data") or {}
     model = values.get("model") or {}
     seq_len = data.get("seq_len") or model.get("max_position_embeddings") or model_of(origin).max_position_embeddings
-    folder = prepared_folder(tune, data.get("tokenizer") or tokenizer_of(origin), seq_len)
+    compute = ((values.get("train") or {}).get("precision") or {}).get("compute", PrecisionConfig().compute)
+    tokenizer = data.get("tokenizer") or tokenizer_of(origin)
+    folder = prepared_folder(tune, tokenizer, seq_len, origin=origin, compute=compute)
     stages = data.get("stages") or [{"weights": {SOURCE: 1.0}}]
     heldout = {VALIDATION: str(folder / HELDOUT)} if (folder / HELDOUT).is_dir() else {}
     section = {
@@ -59,7 +63,11 @@ def complete(values: Mapping[str, Any]) -> Additions:
         "seq_len": seq_len,
         "stages": stages,
     }
-    additions = {"data": section, **_steps(values.get("train") or {}, folder / TRAIN, seq_len, stages)}
+    additions = {
+        "data": section,
+        **({"model": {"num_labels": 1}} if tune.reward else {}),
+        **_steps(values.get("train") or {}, folder / TRAIN, seq_len, stages),
+    }
     return additions, f"tune.examples: {folder}"
 
 
@@ -69,24 +77,27 @@ def tokenizer_of(origin: str) -> str:
     return str(Path(origin) if run is None else run / "tokenizer")
 
 
-def prepared_folder(tune: TuneConfig, tokenizer: str, seq_len: int) -> Path:
+def prepared_folder(tune: TuneConfig, tokenizer: str, seq_len: int, *, origin: str, compute: str) -> Path:
     """Return the folder of the tokenized examples: ``train``, ``heldout`` and ``tokenizer``. Writes it if needed.
+
+    origin: the model to tune, which is the reference of preferences. compute: its format of matmuls.
 
     A rank never writes it: the ranks of a job would write it together.
     """
     inputs = [path for name in tune.examples.files for path in _files_of(name)]
     digests = [_digest_of_tokenizer(tokenizer), *map(sha256_file, inputs), _digest_of_template(tune)]
     of_tasks = [sha256_file(path) for path in tune.examples.decontaminate]
-    values = [_FORMAT, tune.examples.model_dump(mode="json"), seq_len, digests, of_tasks]
+    form = form_of(tune, seq_len, origin, compute)
+    values = [_FORMAT, tune.examples.model_dump(mode="json"), seq_len, digests, of_tasks, *form.key]
     folder = Path(tune.prepared) / digest_json(values)[:16]
     if (folder / TRAIN / RECORD_NAME).is_file():
         return folder
     if env.inside_world():
         raise UserError(
             f"the examples are not tokenized yet: {folder} does not exist",
-            hint="run 'smalti tune sft RECIPE --dry-run' once, on one node; then start the ranks",
+            hint=f"run 'smalti tune {tune.kind} RECIPE --dry-run' once, on one node; then start the ranks",
         )
-    _write(folder, tune, tokenizer, seq_len)
+    _write(folder, tune, tokenizer, form)
     return folder
 
 
@@ -112,20 +123,20 @@ def _digest_of_template(tune: TuneConfig) -> str:
     return sha256_file(template) if template.endswith(".jinja") and Path(template).is_file() else template
 
 
-def _write(folder: Path, tune: TuneConfig, tokenizer: str, seq_len: int) -> None:
+def _write(folder: Path, tune: TuneConfig, tokenizer: str, form: Form) -> None:
     """Tokenize the examples into ``folder``, which appears complete or not at all, and print the counts."""
     temporary = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")
     report = ExamplesReport()
     by_split: dict[str, list[Example]] = {}
     try:
-        for split, example in examples_of(tune.examples, tokenizer, report, max_tokens=seq_len):
+        for split, example in examples_of(tune.examples, tokenizer, report, max_tokens=form.max_tokens):
             by_split.setdefault(split, []).append(example)
         shutil.copytree(tokenizer, temporary / "tokenizer", ignore=_NOT_TOKENIZER)
         if report.template:
             ChatTokenizer(tokenizer, report.template).write_to(temporary / "tokenizer")
         loaded = load_tokenizer(temporary / "tokenizer")
         for split, examples in by_split.items():
-            write_examples(temporary / split, examples, loaded)
+            write_examples(temporary / split, form.of(examples, loaded), loaded)
         store.write_json(temporary / REPORT_NAME, report.to_json())
         if not folder.exists():  # another process may have written the same
             os.replace(temporary, folder)

@@ -82,8 +82,9 @@ def test_examples_are_tokenized_once(root: Path, monkeypatch: pytest.MonkeyPatch
     assert tune is not None
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "2")
+    nowhere = tune.model_copy(update={"prepared": str(root / "nowhere")})
     with pytest.raises(UserError, match="not tokenized yet"):  # the ranks of a job would write it together
-        prepared_folder(tune.model_copy(update={"prepared": str(root / "nowhere")}), str(root / "data/tokenizer"), 96)
+        prepared_folder(nowhere, str(root / "data/tokenizer"), 96, origin=str(root / "runs/tiny"), compute="fp32")
 
 
 def test_what_is_missing_is_named(root: Path, tmp_path: Path) -> None:

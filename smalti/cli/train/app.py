@@ -3,7 +3,8 @@
 import signal
 import sys
 from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated
+from functools import partial
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from smalti.config.run import RunConfig
     from smalti.distributed.group.mesh import Mesh
     from smalti.track.run import RunFolder
+    from smalti.train.job import MakeEvaluate
     from smalti.train.loop import Evaluate
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
@@ -262,7 +264,7 @@ def _as_rank(loaded: "Loaded[RunConfig]", *, fork: bool, trial: int | None) -> i
     from smalti.train import job
 
     try:
-        job.run(config, loaded.origins, evaluation=_evaluation, tasks=suite_hook, fork=fork, trial_steps=trial)
+        job.run(config, loaded.origins, **_of_loss(config), tasks=suite_hook, fork=fork, trial_steps=trial)
     except LostPeer as error:
         if attempt_is_open():  # the agent reports the rank that died, the cause of this error
             log_and_exit(error, LOST_PEER)
@@ -274,22 +276,33 @@ def _as_rank(loaded: "Loaded[RunConfig]", *, fork: bool, trial: int | None) -> i
     return 0
 
 
+def _of_loss(config: "RunConfig") -> "dict[str, Any]":
+    """Return the arguments of ``job.run`` for the loss of the config: ``evaluation`` and ``make_loss``."""
+    from smalti.evals.in_loop import heldout_hook
+
+    if config.tune is None or not config.tune.has_own_loss:
+        return {"evaluation": partial(_evaluation, heldout_hook)}
+    from smalti.tune.run import Tuning
+
+    tuning = Tuning()
+    return {"evaluation": partial(_evaluation, tuning.evaluation), "make_loss": tuning.loss}
+
+
 def _evaluation(
-    config: "RunConfig", indexes: "Mapping[str, bytes] | None" = None, mesh: "Mesh | None" = None
+    make: "MakeEvaluate", config: "RunConfig", indexes: "Mapping[str, bytes]", mesh: "Mesh"
 ) -> "Evaluate | None":
-    """Return ``heldout_hook``. Rank 0 first warns of too many epochs if no agent has (``preflight.check_local_data``),
-    because data is in a store or another launcher started the ranks."""
+    """Return the result of ``make``. Rank 0 first warns of too many epochs if no agent has
+    (``preflight.check_local_data``), because data is in a store or another launcher started the ranks."""
     from smalti.base import log
     from smalti.base.env import attempt_is_open, world
     from smalti.cli.plan.data import repeat_warnings
     from smalti.cli.train import preflight
     from smalti.data.stream.open import open_sources
-    from smalti.evals.in_loop import heldout_hook
 
     if world().rank == 0 and indexes and not (attempt_is_open() and preflight.data_is_local(config)):
         for line in repeat_warnings(config, open_sources(config.data, indexes).sources):
             log.get("data").warning("%s", line)
-    return heldout_hook(config, indexes, mesh)
+    return make(config, indexes, mesh)
 
 
 def _of_world(loaded: "Loaded[RunConfig]", ranks: int) -> "Loaded[RunConfig]":

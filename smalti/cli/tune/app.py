@@ -3,7 +3,7 @@
 import typer
 
 from smalti.cli.tune.show import show
-from smalti.cli.tune.train import sft
+from smalti.cli.tune.train import preference, reward, sft
 
 app = typer.Typer(
     add_completion=False,
@@ -22,3 +22,9 @@ app.command(epilog="Example: smalti tune show chats.jsonl --tokenizer runs/demo/
 app.command(epilog="Example: smalti tune sft instruct init_from=runs/demo/export 'tune.examples.files=[chats.jsonl]'")(
     sft
 )
+app.command(
+    epilog="Example: smalti tune preference dpo init_from=runs/instruct/export 'tune.examples.files=[pairs.jsonl]'"
+)(preference)
+app.command(
+    epilog="Example: smalti tune reward reward init_from=runs/instruct/export 'tune.examples.files=[pairs.jsonl]'"
+)(reward)

@@ -1,4 +1,4 @@
-"""``smalti tune sft``: tokenizes the examples of a recipe, then trains as ``smalti train``."""
+"""``smalti tune sft|preference|reward``: tokenizes the examples of a recipe, then trains as ``smalti train``."""
 
 from typing import TYPE_CHECKING, Annotated
 
@@ -8,6 +8,7 @@ from smalti.cli.options import Overrides, Recipe
 
 if TYPE_CHECKING:
     from smalti.config.run import RunConfig
+    from smalti.config.tune import Kind
 
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Tokenize, check config and data, print the plan, and exit.")]
 PrintConfig = Annotated[
@@ -24,11 +25,33 @@ def sft(
     Then it trains as 'smalti train', with the same options of a recipe: ranks, meshes, evaluations, checkpoints.
     train.duration may be given in epochs (3ep).
     """
-    start(recipe, overrides or [], print_config=print_config, dry_run=dry_run)
+    start("sft", recipe, overrides or [], print_config=print_config, dry_run=dry_run)
 
 
-def start(recipe: str, overrides: list[str], *, print_config: bool, dry_run: bool) -> None:
-    """Train with the recipe. Raises UserError for a recipe without ``tune``."""
+def preference(
+    recipe: Recipe, overrides: Overrides = None, print_config: PrintConfig = False, dry_run: DryRun = False
+) -> None:
+    """Tune a model on preferences: DPO, IPO, SimPO, KTO. The same command again resumes.
+
+    The examples (tune.examples) are pairs of a chosen and a rejected answer, or for KTO answers with a label. The
+    log-probabilities of the reference, init_from, are computed with them, once. Then it trains as 'smalti train'.
+    """
+    start("preference", recipe, overrides or [], print_config=print_config, dry_run=dry_run)
+
+
+def reward(
+    recipe: Recipe, overrides: Overrides = None, print_config: PrintConfig = False, dry_run: DryRun = False
+) -> None:
+    """Train a reward model on pairs of a chosen and a rejected answer. The same command again resumes.
+
+    The model of init_from gets a score in place of its logits. 'smalti export' writes it as a model for sequence
+    classification, which transformers loads.
+    """
+    start("reward", recipe, overrides or [], print_config=print_config, dry_run=dry_run)
+
+
+def start(kind: "Kind", recipe: str, overrides: list[str], *, print_config: bool, dry_run: bool) -> None:
+    """Train with the recipe. Raises UserError for a recipe without ``tune``, or of another kind of tuning."""
     from smalti.base.errors import UserError
     from smalti.cli.train.app import train
     from smalti.cli.working_directory import load_run
@@ -38,6 +61,13 @@ def start(recipe: str, overrides: list[str], *, print_config: bool, dry_run: boo
         raise UserError(
             f"{recipe} has no section 'tune:'",
             allowed="a recipe for tuning",
-            hint=f"smalti train {recipe}, or the recipes instruct and chat: smalti config show",
+            hint=f"smalti train {recipe}, or the recipes instruct, chat, dpo and reward: smalti config show",
+        )
+    if config.tune.kind != kind:
+        section = f"with a section tune.{config.tune.kind}" if config.tune.kind != "sft" else "for answers"
+        raise UserError(
+            f"{recipe} is a recipe {section}, not for 'smalti tune {kind}'",
+            allowed=f"smalti tune {config.tune.kind}",
+            hint=f"smalti tune {config.tune.kind} {recipe}",
         )
     train(recipe, overrides, print_config=print_config, dry_run=dry_run)

@@ -7,6 +7,7 @@ Shapes: S rows, T tokens, K sequences of a row.
 
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
+from smalti.base.hashing import digest_json, sha256_bytes, sha256_file
 from smalti.base.progress import Progress, no_progress
 from smalti.config.train import LossConfig
 from smalti.data.examples import Example
@@ -27,6 +29,7 @@ from smalti.tune.preference.loss import REFERENCE_COLUMNS, log_probs
 from smalti.tune.sequences import Sequences
 
 _BATCH_TOKENS = 8192
+_SAMPLES, _SAMPLE_BYTES = 64, 1 << 16
 
 Ids = tuple[Sequence[int], Sequence[int]]
 """(ids, mask) of a sequence."""
@@ -46,8 +49,24 @@ class LiveReference:
 
 
 def identity(origin: str) -> str:
-    """Return the SHA-256 that identifies the weights of a run, a checkpoint or a Hugging Face folder."""
-    return base.identity(base.find(origin), origin)["sha256"]
+    """Return a digest of the weights of a run, a checkpoint or a Hugging Face folder.
+
+    Every command and rank computes it, so of a folder's files only 64 equally spaced parts are read.
+    """
+    path = Path(base.find(origin))
+    if not base.is_model_folder(path):
+        return sha256_file(path / "manifest.json")
+    return digest_json({file.name: _sampled(file) for file in sorted(path.glob("*.safetensors"))})
+
+
+def _sampled(path: Path) -> list[int | str]:
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        parts = []
+        for number in range(_SAMPLES):
+            file.seek(number * size // _SAMPLES)
+            parts.append(file.read(_SAMPLE_BYTES))
+    return [size, sha256_bytes(b"".join(parts))]
 
 
 def with_reference(

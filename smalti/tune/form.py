@@ -1,0 +1,57 @@
+"""What the examples of each kind of tuning are: answers, pairs, or mismatched answers; with the reference's columns."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from smalti.base.errors import DataError
+from smalti.config.tune import TuneConfig
+from smalti.data.examples import Example
+from smalti.data.tokenizer.encode import Tokenizer
+from smalti.tune.pairs import require_pairs, with_last_inputs, with_mismatched
+
+
+@dataclass(frozen=True)
+class Form:
+    """The form of the examples of a kind of tuning."""
+
+    key: list[Any]
+    """All that determines it besides files and tokenizer."""
+    max_tokens: int
+    """The longest example before ``of``."""
+    of: Callable[[Sequence[Example], Tokenizer], Sequence[Example]]
+    """Converts the examples of a split. Raises DataError for examples of another kind."""
+
+
+def form_of(tune: TuneConfig, seq_len: int, origin: str, compute: str) -> Form:
+    """Return the form of the examples. The weights of ``origin`` are read for the digest of a cached reference."""
+    if tune.reward is not None:
+        return Form(["reward"], seq_len - 2, lambda examples, tokenizer: with_last_inputs(examples, tokenizer.eod_id))
+    if tune.preference is None:
+        return Form([], seq_len, _answers)
+    is_kto = tune.preference.loss == "kto"
+
+    def pairs(examples: Sequence[Example]) -> Sequence[Example]:
+        if is_kto:
+            return with_mismatched(examples, seq_len)
+        require_pairs(examples)
+        return examples
+
+    kind, max_tokens = ("kto", seq_len // 2) if is_kto else ("pairs", seq_len)
+    if tune.preference.reference_or_default != "cached":
+        return Form([kind], max_tokens, lambda examples, _: pairs(examples))
+    from smalti.tune.preference.reference import identity, with_reference  # loads torch
+
+    key = [kind, identity(origin), compute]
+    return Form(key, max_tokens, lambda examples, _: with_reference(pairs(examples), origin, compute))
+
+
+def _answers(examples: Sequence[Example], tokenizer: Tokenizer) -> Sequence[Example]:
+    for example in examples:
+        if len(example.sequences) != 1:
+            raise DataError(
+                f"example {example.id} is a pair of answers",
+                allowed="one answer in each row, for supervised tuning",
+                hint="smalti tune preference, or tune.examples.columns.completion=chosen",
+            )
+    return examples
