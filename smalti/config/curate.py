@@ -110,6 +110,8 @@ class TokenizeConfig(Config):
     or of a tiktoken rank file."""
     vocab_size: Whole = Field(4096, ge=260)
     """Size of the trained vocabulary, special tokens included; only with ``tokenizer: train``."""
+    extend: Whole | None = Field(None, ge=1)
+    """Number of entries to add to a loaded byte-level BPE, trained on the training split; old ids stay as they are."""
     train_bytes: Whole = Field(50_000_000, ge=1)
     """Maximum of text to train the tokenizer on, in bytes, spread over the sources."""
     pattern: SplitPattern | None = None
@@ -122,12 +124,18 @@ class TokenizeConfig(Config):
         if self.tokenizer == "train":
             if self.eod_token is not None:
                 raise ValueError("eod_token has no effect on a tokenizer that is trained here ('<|endoftext|>')")
+            if self.extend is not None:
+                raise NotAllowed(
+                    f"extend={self.extend} has no effect on a tokenizer that is trained here",
+                    allowed="extend with the path of a tokenizer",
+                    hint=f"vocab_size={self.vocab_size + self.extend}, or tokenizer=FOLDER",
+                )
             return self
         for name in ("vocab_size", "train_bytes"):
-            if name in self.model_fields_set:
+            if name in self.model_fields_set and not (name == "train_bytes" and self.extend is not None):
                 raise NotAllowed(
                     f"{name} has no effect on a tokenizer that is loaded ('{self.tokenizer}')",
-                    allowed="vocab_size and train_bytes with tokenizer=train only",
+                    allowed="vocab_size with tokenizer=train only, train_bytes with that or extend",
                     hint=f"leave '{name}' out of the recipe and of the command",
                 )
         return self

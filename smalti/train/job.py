@@ -47,6 +47,7 @@ from smalti.train.optim import build_optimizer, moments
 from smalti.train.recorder import build_recorder
 from smalti.train.schedule import LearningRate
 from smalti.train.step import ForwardBackward, Loss, StatefulLoss, TrainState, one_by_one
+from smalti.train.vocabulary import new_rows
 from smalti.train.weights import SCORES, keep_tokenizer, open_weights
 
 MakeEvaluate = Callable[[RunConfig, Mapping[str, bytes], Mesh], Evaluate | None]
@@ -275,7 +276,7 @@ def sharded(
     compiles = rank_setup.compiles(config, device)
     model = parallelize(model, mesh, train.parallel, train.precision, compile_blocks=compiles)
     keeps_own = resumes and not adapters.has_adapter(config)
-    load = None if config.init_from is None or keeps_own else open_weights(config.init_from, model)
+    load = None if config.init_from is None or keeps_own else _open_origin(config, model)
     if own_model is None and (resumes or load is not None):
         fsdp.allocate(model, device)
     if load is not None:
@@ -348,6 +349,12 @@ def _forward_backward(
     if loss.balance is not None:
         loss.balance.local_rows = model.local_rows
     return pipelines.PipelineForwardBackward(schedule)
+
+
+def _open_origin(config: JobConfig, model: nn.Module) -> Callable[[], None]:
+    assert isinstance(config, RunConfig)
+    assert config.init_from is not None
+    return open_weights(config.init_from, model, worlds.broadcast_from_rank0(lambda: new_rows(config)))
 
 
 def _check_origin(

@@ -65,7 +65,10 @@ def check(config: RunConfig, origins: Mapping[str, str] | None = None) -> list[s
     if config.init_from is None:
         return []
     learned = model_of(config.init_from)
-    lines = _check_model(config.model, learned, config.init_from, _stated(config.model, origins))
+    stated = _stated(config.model, origins)
+    if config.model.vocab_size > learned.vocab_size and vocabulary_line(config) is not None:
+        stated.add("vocab_size")
+    lines = _check_model(config.model, learned, config.init_from, stated)
     longer = context.warning(config.model, learned, max(seq_len for _, seq_len in config.seq_len_parts))
     lines += [] if longer is None else [f"{longer} the weights of {config.init_from}"]
     return lines + _check_tokenizer(config.data.tokenizer, config.init_from)
@@ -157,15 +160,14 @@ def _text(value: Any) -> str:
 
 
 def _check_tokenizer(ours: str | None, source: str) -> list[str]:
-    """Raise UserError if entries, ids or merges of the tokenizers differ; ours may have additional entries."""
-    run = run_of(Path(source))
-    folder = Path(source) if run is None else run / "tokenizer"
-    mine, theirs = None if ours is None else _read(ours), _read(folder)
+    """Raise UserError if entries, ids or merges of the tokenizers differ; ours may have more, after theirs."""
+    folder = tokenizer_of(source)
+    mine, theirs = None if ours is None else entries_of(ours), entries_of(folder)
     if mine is None or theirs is None:
         what = f"it is not checked that the data was tokenized with the tokenizer of init_from={source}"
         return [f"{what}; name it: data.tokenizer={folder}" if ours is None and theirs is not None else what]
     changed = [token for token, id_ in theirs[0].items() if mine[0].get(token) != id_]
-    if changed or mine[1] != theirs[1]:
+    if changed or mine[1][: len(theirs[1])] != theirs[1]:
         first = changed[0] if changed else None
         what = "their merges differ" if first is None else (
             f"{first!r} has the id {theirs[0][first]} there and {mine[0].get(first, 'none')} here"
@@ -179,7 +181,23 @@ def _check_tokenizer(ours: str | None, source: str) -> list[str]:
     return []
 
 
-def _read(folder: str | Path) -> tuple[dict[str, int], list[tuple[str, ...]]] | None:
+def tokenizer_of(source: str) -> Path:
+    """Return the folder of the tokenizer of a Hugging Face folder, a run or a checkpoint."""
+    run = run_of(Path(source))
+    return Path(source) if run is None else run / "tokenizer"
+
+
+def vocabulary_line(config: RunConfig) -> str | None:
+    """Return ``4,096 -> 4,608 entries``; None where the tokenizers have as many, or are not known."""
+    if config.init_from is None or config.data.tokenizer is None:
+        return None
+    mine, theirs = entries_of(config.data.tokenizer), entries_of(tokenizer_of(config.init_from))
+    if mine is None or theirs is None or len(mine[0]) == len(theirs[0]):
+        return None
+    return f"{len(theirs[0]):,} -> {len(mine[0]):,} entries"
+
+
+def entries_of(folder: str | Path) -> tuple[dict[str, int], list[tuple[str, ...]]] | None:
     """Return the ids of all entries, and the merges; None without such a table (no file, or Unigram)."""
     if not store.exists(store.join(folder, "tokenizer.json")):
         return None

@@ -23,23 +23,24 @@ from smalti.model.decoder import Decoder
 from smalti.model.huggingface import ModelFolder, companion_files, open_folder
 from smalti.model.json_file import read_object
 from smalti.train.origin import run_of
+from smalti.train.vocabulary import NewRows
 
 SCORES = "score.weight"
 """The parameter of a reward model that no language model has."""
 _TOKENIZER_CONFIG = "tokenizer_config.json"
 
 
-def open_weights(source: str, model: nn.Module) -> Callable[[], None]:
+def open_weights(source: str, model: nn.Module, rows: NewRows | None = None) -> Callable[[], None]:
     """Check ``source`` (a Hugging Face folder, a run, a checkpoint); returns the function that loads it into ``model``.
 
     A collective. ``model`` needs storage when the function is called. Only weights are loaded; names and shapes must be
-    those of the model. A reward model may begin with a language model, whose output head it does not have; its scores
-    are not changed then.
+    those of the model, but for ``rows`` of new entries of the vocabulary. A reward model may begin with a language
+    model, whose output head it does not have; its scores are not changed then.
     """
     wanted = _plain_shapes(model)
     if world.broadcast_from_rank0(lambda: os.path.isfile(f"{source}/config.json")):
-        folder = world.together(lambda: _checked_folder(source, wanted))
-        return lambda: _load_folder(folder, model)
+        folder = world.together(lambda: _checked_folder(source, wanted, rows))
+        return lambda: _load_folder(folder, model, rows)
     path = find_checkpoint(source)
     shapes = world.broadcast_from_rank0(lambda: checkpoint.shapes(path))
     world.together(lambda: _check_fits(source, shapes, wanted))
@@ -90,17 +91,20 @@ def _keep_beside(init_from: str, target: Path) -> None:
         store.write_json(target / _TOKENIZER_CONFIG, mine | {"chat_template": theirs["chat_template"]})
 
 
-def _checked_folder(source: str, wanted: pipeline.Shapes) -> ModelFolder:
+def _checked_folder(source: str, wanted: pipeline.Shapes, rows: NewRows | None) -> ModelFolder:
     folder = open_folder(source)
-    _check_fits(source, folder.shapes(), wanted)
+    shapes = folder.shapes()
+    if rows is not None:
+        shapes = {name: rows.shape(name, shape) for name, shape in shapes.items()}
+    _check_fits(source, shapes, wanted)
     folder.check_values(dist.get_rank(), dist.get_world_size())
     return folder
 
 
-def _load_folder(folder: ModelFolder, model: nn.Module) -> None:
+def _load_folder(folder: ModelFolder, model: nn.Module, rows: NewRows | None) -> None:
     wanted = model.state_dict()
     for name, tensor in folder.tensors():
-        _assign(wanted, name, tensor)
+        _assign(wanted, name, tensor if rows is None else rows.fill(name, tensor))
 
 
 def _load_checkpoint(path: str, model: nn.Module, names: set[str]) -> None:

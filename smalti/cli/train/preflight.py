@@ -260,10 +260,10 @@ def _origin_lines(config: "RunConfig") -> list[str]:
     lines = [f"from       {config.init_from}{', retains ' + ', '.join(bounds) if bounds else ''}"]
     if _has_checkpoint(config):
         return lines
-    from smalti.train.origin import context_line
+    from smalti.train.origin import context_line, vocabulary_line
 
-    changed = context_line(config)
-    return lines if changed is None else [*lines, f"context    {changed}"]
+    changes = {"context": context_line(config), "vocabulary": vocabulary_line(config)}
+    return lines + [f"{name:<10} {line}" for name, line in changes.items() if line is not None]
 
 
 def _order_lines(config: "RunConfig", checked: "Inputs") -> list[str]:

@@ -149,7 +149,7 @@ def tokenize(config: TokenizeConfig, progress: Progress = no_progress) -> Tokeni
                 f"the vocabulary has {tokenizer.vocab_size} entries, not {config.vocab_size}: "
                 "the training text has no more pairs to merge"
             )
-        report.notes += corpus.empty_notes()
+        report.notes += [*_gain_notes(config, corpus, tokenizer), *corpus.empty_notes()]
         encoder = _Encoder(tokenizer, report.notes)
         writer = _Writer(encoder, progress, sum(corpus.sizes_bytes.values()))
         for source in corpus.sources:
@@ -195,8 +195,11 @@ def _corpus(folder: str) -> _Corpus:
 
 def _tokenizer(config: TokenizeConfig, corpus: _Corpus, progress: Progress) -> tuple[Tokenizer, int]:
     """Return the tokenizer, and the number of bytes that it was trained on."""
+    loaded: Tokenizer | None = None
     if config.tokenizer != "train":
-        return load_tokenizer(config.tokenizer, eod_token=config.eod_token, pattern=config.pattern), 0
+        loaded = load_tokenizer(config.tokenizer, eod_token=config.eod_token, pattern=config.pattern)
+        if config.extend is None:
+            return loaded, 0
     taken = [0]
     texts = _training_texts(corpus, config.train_bytes, taken, progress)
     first = next(texts, None)
@@ -204,8 +207,26 @@ def _tokenizer(config: TokenizeConfig, corpus: _Corpus, progress: Progress) -> t
         raise DataError(
             f"no document fits into train_bytes={config.train_bytes}", hint="raise it: the default is 50000000"
         )
+    if loaded is not None and config.extend is not None:
+        return loaded.extended(chain([first], texts), config.extend), taken[0]
     inner = train_bpe(chain([first], texts), config.vocab_size, pattern=config.pattern or "cl100k")
     return Tokenizer(inner, EOD), taken[0]
+
+
+def _gain_notes(config: TokenizeConfig, corpus: _Corpus, tokenizer: Tokenizer) -> list[str]:
+    """Return for each source the bytes of a token before and after an extension, on the first held-out documents."""
+    if config.extend is None:
+        return []
+    old = load_tokenizer(config.tokenizer, eod_token=config.eod_token, pattern=config.pattern)
+    notes = [f"{tokenizer.vocab_size - old.vocab_size} entries were added; model.vocab_size is at least "
+             f"{tokenizer.vocab_size}"]  # fmt: skip
+    for source in corpus.sources:
+        split = HELDOUT if corpus.sizes_bytes[source, HELDOUT] else TRAIN
+        texts = [document["text"] for document in islice(corpus.documents(source, split), _SAMPLE_DOCUMENTS)]
+        n_bytes = sum(len(text.encode()) for text in texts)
+        before, after = (n_bytes / max(1, sum(map(len, map(each.encode, texts)))) for each in (old, tokenizer))
+        notes.append(f"{source}: {before:.2f} -> {after:.2f} bytes a token ({len(texts)} documents of {split})")
+    return notes
 
 
 def _training_texts(corpus: _Corpus, limit_bytes: int, taken: list[int], progress: Progress) -> Iterator[str]:

@@ -15,6 +15,7 @@ from smalti.base import store
 from smalti.base.errors import DataError, UserError, missing_extra
 from smalti.config.curate import SplitPattern
 from smalti.data.tokenizer.digest import digest_of
+from smalti.data.tokenizer.extend import extend_bpe
 from smalti.data.tokenizer.patterns import EOD
 from smalti.data.tokenizer.tiktoken_encoding import is_byte_level, structure_of, tiktoken_of, token_bytes_of
 from smalti.data.tokenizer.tiktoken_ranks import known_or_given, read_ranks, tokenizer_from_ranks
@@ -153,6 +154,10 @@ class Tokenizer:
         for token_id, data in self._token_bytes.items():
             table[token_id] = b"" if token_id in self.special_ids else data
         return table
+
+    def extended(self, texts: Iterable[str], n_new: int) -> "Tokenizer":
+        """Return a tokenizer with up to ``n_new`` more entries, trained on ``texts`` (``extend_bpe``)."""
+        return Tokenizer(extend_bpe(self._special, texts, n_new), self.eod_token, self._config)
 
     def decode_stream(self) -> "StreamDecoder":
         """Return a decoder for ids that arrive one by one."""

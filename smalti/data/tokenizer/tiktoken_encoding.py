@@ -30,7 +30,7 @@ def tiktoken_of(parts: dict[str, Any]) -> tuple[Any, str]:
     reason = _why_not(parts) if pattern is not None else "its split into words is not one that tiktoken knows"
     if pattern is None or reason:
         return None, reason
-    ranks = {_bytes_of(token): rank for token, rank in parts["model"]["vocab"].items()}
+    ranks = {_bytes_of(token): rank for token, rank in _plain_vocab(parts).items()}
     return tiktoken.Encoding("smalti", pat_str=pattern, mergeable_ranks=ranks, special_tokens={}), ""
 
 
@@ -66,13 +66,19 @@ def _why_not(parts: dict[str, Any]) -> str:
         return "its BPE has options that tiktoken does not know"
     if any(not token["special"] for token in parts.get("added_tokens", [])):
         return "it has added tokens that are not special"
-    vocab = model["vocab"]
+    vocab = _plain_vocab(parts)
     if any(symbol not in vocab for symbol in byte_symbols()):
         return "its vocabulary lacks some bytes"
     merged = [vocab.get(left + right, -1) for left, right in model["merges"]]
     if merged != sorted(set(merged)) or len(merged) + 256 != len(vocab):
         return "its merges are not in the order of their ids"
     return ""
+
+
+def _plain_vocab(parts: dict[str, Any]) -> dict[str, int]:
+    """Return the vocabulary without special tokens, which some files have in it too."""
+    added = {token["content"] for token in parts.get("added_tokens", [])}
+    return {token: rank for token, rank in parts["model"]["vocab"].items() if token not in added}
 
 
 def _bytes_of(token: str) -> bytes:

@@ -289,3 +289,23 @@ def test_inspection_of_drops(tmp_path, capsys):
     assert "   | a.jsonl:19: words: 2 is below 10" in out.splitlines()
     (tmp_path / "out" / "drops" / "a.parquet").unlink()
     assert inspect_folder(str(tmp_path / "out"), n_samples=2)["drops"] == []
+
+
+def test_a_loaded_tokenizer_is_extended_on_the_training_split(curated, tmp_path):
+    first = tokenize(config(curated, tmp_path / "first"))
+    old = load_tokenizer(tmp_path / "first/tokenizer")
+    more = config(
+        curated, tmp_path / "more", tokenizer=str(tmp_path / "first/tokenizer"), extend=15, train_bytes=50_000
+    )
+    report = tokenize(more)
+    new = load_tokenizer(tmp_path / "more/tokenizer")
+    assert (first.vocab_size, report.vocab_size, new.eod_id) == (300, 315, old.eod_id)
+    assert 0 < report.trained_on_bytes <= 50_000
+    assert report.notes[0] == "15 entries were added; model.vocab_size is at least 315"
+    assert [note.split(":")[0] for note in report.notes[1:]] == ["code", "prose"]
+    texts = [row["text"] for row in read_documents(curated / "documents/code/heldout.parquet")]
+    assert [new.decode(ids) for ids in documents_of(tmp_path / "more/code/heldout")] == texts
+    sizes = [sum(each.manifests[source]["train"].n_tokens for source in ("code", "prose")) for each in (first, report)]
+    assert sizes[1] < sizes[0]
+    with pytest.raises(ValueError, match="extend=15 has no effect on a tokenizer that is trained here"):
+        config(curated, tmp_path, extend=15)
