@@ -19,6 +19,7 @@ from smalti.evals.gauntlet.table import BY_NAME
 from smalti.evals.graders.ifeval.rows import load_rows
 from smalti.evals.likelihood import Progress, score_greedy
 from smalti.evals.lm_eval import tasks as lm_eval_tasks
+from smalti.evals.lm_eval.samples import group_scores
 from smalti.evals.results import TaskResult
 from smalti.evals.tasks import generation, heldout, instructions, ranked
 from smalti.evals.tasks.find import GAUNTLET, LM_EVAL, FileTask, find_tasks
@@ -75,10 +76,25 @@ def run(
             too_long[name] = error.message
             continue
         tasks.append(task)
+    report = _report(engine.name, config, about or {}, seq_len, tasks, too_long)
+    if output is not None:
+        report["folder"] = results.write(store.join(output, "evals", config.suite), report, tasks)
+    return report
+
+
+def _report(
+    model: str,
+    config: EvalConfig,
+    about: dict[str, Any],
+    seq_len: int,
+    tasks: list[TaskResult],
+    too_long: dict[str, str],
+) -> dict[str, Any]:
+    """Return what ``results.json`` holds. ``too_long``: the tasks that did not run, each with the reason."""
     report: dict[str, Any] = {
         "suite": config.suite,
-        "model": engine.name,
-        **(about or {}),
+        "model": model,
+        **about,
         "time": clock.utc_text(),
         "smalti_version": __version__,
         "seq_len": seq_len,
@@ -88,11 +104,11 @@ def run(
     of_gauntlet = {name: reason for name, reason in too_long.items() if GAUNTLET in config.tasks and name in BY_NAME}
     if not_run := {name: reason for name, reason in too_long.items() if name not in of_gauntlet}:
         report["not_run"] = not_run
+    if groups := group_scores(report["tasks"]):
+        report["groups"] = groups
     if GAUNTLET in config.tasks:
         reasons = missing(require_folder(config.data)) | of_gauntlet
         report["gauntlet"] = averages(report["tasks"], reasons, config.mode)
-    if output is not None:
-        report["folder"] = results.write(store.join(output, "evals", config.suite), report, tasks)
     return report
 
 

@@ -3,6 +3,7 @@
 import json
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,8 +15,10 @@ from smalti.base.errors import DataError, UserError
 from smalti.config.eval import EvalConfig
 from smalti.evals import suite
 from smalti.evals.likelihood import Window, score_greedy
-from smalti.evals.lm_eval.samples import sample_of, score_of
+from smalti.evals.lm_eval.samples import group_scores, sample_of, score_of
+from smalti.evals.lm_eval.tasks import groups_of
 from smalti.evals.reader.reading import read
+from smalti.evals.tasks.accuracy import accuracy
 from smalti.evals.tasks.find import find_tasks
 from smalti.serve.engine.engine import Engine
 
@@ -146,6 +149,28 @@ def test_another_metric_than_accuracy_has_a_mean() -> None:
     without = [sample_of(row | {"f1": None}, "generate_until", "a") | {"truncated": False} for _ in range(2)]
     score = score_of(without, [], "generate_until", {"bleu,none": 3.5, "bleu_stderr,none": 0.1})
     assert (score["metric"], score["value"], score["interval"]) == ("bleu", 3.5, None)
+
+
+def test_groups_have_the_mean_of_their_tasks_with_lm_evals_weights() -> None:
+    def group(name: str, by_size: bool, tasks: str) -> Any:
+        members = [SimpleNamespace(task_name=task) for task in tasks]
+        metrics = [SimpleNamespace(metric="acc", weight_by_size=by_size)]
+        return SimpleNamespace(name=name, aggregate_metric_list=metrics, get_all_tasks=lambda: members)
+
+    plain = SimpleNamespace(name="plain", aggregate_metric_list=None, get_all_tasks=list)
+    groups = groups_of([group("by_size", True, "ab"), group("equal", False, "ab"), group("mixed", True, "bc"), plain])
+    assert groups["b"] == {"by_size": True, "equal": False, "mixed": True}
+    samples = {"a": [True] * 30 + [False] * 10, "b": [True, False] * 5}
+    tasks = {
+        name: accuracy([{"correct": right} for right in rows], 0.0) | {"lm_eval": {"groups": groups[name]}}
+        for name, rows in samples.items()
+    }
+    tasks["c"] = {"metric": "f1", "value": 0.1, "n": 3, "lm_eval": {"groups": groups["c"]}}
+    scores = group_scores(tasks)
+    assert scores["by_size"]["value"] == pytest.approx(35 / 50)
+    assert scores["equal"]["value"] == pytest.approx((0.75 + 0.5) / 2)
+    assert (scores["equal"]["n"], scores["equal"]["n_tasks"], "mixed" in scores) == (50, 2, False)
+    assert scores["by_size"]["interval"][0] < 0.7 < scores["by_size"]["interval"][1]
 
 
 def test_without_lm_eval_the_command_is_named(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -222,6 +222,17 @@ def _print(results: dict[str, Any]) -> None:
         )
         for name, score in results["tasks"].items()
     ]
+    rows += [
+        (
+            name,
+            score["metric"].replace("_", " "),
+            f"{score['value']:.3f}",
+            _interval(score),
+            f"{score['n']:,}",
+            f"mean of {score['n_tasks']} tasks",
+        )
+        for name, score in results.get("groups", {}).items()
+    ]
     print(f"{results['model']}: suite {results['suite']}\n")
     print(table(("task", "measure", "value", "95 % interval", "n", "baseline"), rows))
     _print_depths(results["tasks"])
@@ -231,7 +242,8 @@ def _print(results: dict[str, Any]) -> None:
         _print_gauntlet(results["gauntlet"])
     n_cached = sum(bool(score.get("cached")) for score in results["tasks"].values())
     if n_cached:
-        print(f"\n{n_cached} of {len(rows)} results are of an earlier evaluation; --no-cached computes them again")
+        of_all = f"{n_cached} of {len(results['tasks'])} results are"
+        print(f"\n{of_all} of an earlier evaluation; --no-cached computes them again")
     if "folder" in results:
         print(f"\nread the samples: smalti eval read {shlex.quote(results['folder'])}")
     else:

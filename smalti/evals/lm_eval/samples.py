@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from smalti.base.errors import DataError
+from smalti.evals.statistics.averages import average
 from smalti.evals.statistics.intervals import Estimate, bits_per_byte, mean
 from smalti.evals.tasks.accuracy import accuracy
 from smalti.evals.tasks.heldout import compressed_bits_per_byte
@@ -114,6 +115,23 @@ def score_of(samples: Sequence[Json], texts: Sequence[str], kind: str, reported:
         for name in names
     }
     return score | {"metrics": means}
+
+
+def group_scores(tasks: Mapping[str, Json]) -> dict[str, Json]:
+    """Return the score of each group, the mean of its tasks with lm-eval's weights, from the scores of all tasks.
+
+    A group whose tasks have different metrics has none.
+    """
+    members: dict[str, list[tuple[Json, float]]] = {}
+    for score in tasks.values():
+        for name, by_size in score.get("lm_eval", {}).get("groups", {}).items():
+            members.setdefault(name, []).append((score, score["n"] if by_size else 1))
+    groups = {}
+    for name, rows in members.items():
+        if len({score["metric"] for score, _ in rows}) == 1:
+            mean_of_tasks = average([Estimate.from_score(score) for score, _ in rows], [weight for _, weight in rows])
+            groups[name] = {"metric": rows[0][0]["metric"], **mean_of_tasks.to_score(), "n_tasks": len(rows)}
+    return groups
 
 
 def _bits_per_byte(samples: Sequence[Json], texts: Sequence[bytes]) -> Json:

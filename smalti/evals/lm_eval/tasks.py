@@ -1,7 +1,7 @@
 """Loads tasks of lm-evaluation-harness by name or YAML file, and runs them on the engine."""
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any
 
@@ -36,13 +36,28 @@ def parts(engine: Engine, config: EvalConfig, seq_len: int) -> list[tuple[str, C
     _check_names(names, manager.all_tasks)
     model = SmaltiLM(engine, seq_len, batch_tokens=config.batch_tokens)
     try:
-        tasks = manager.load(names)["tasks"]
+        loaded = manager.load(names)
     except Exception as error:  # whatever a task's own code and its data set raise
         raise DataError(
             f"lm-evaluation-harness cannot load {', '.join(names)}: {type(error).__name__}: {error}",
             hint="most tasks download their data set from the Hugging Face hub at the first use",
         ) from error
-    return [(name, partial(_run, name, task, model, manager, config)) for name, task in tasks.items()]
+    groups = groups_of(loaded["groups"].values())
+    return [
+        (name, partial(_run, name, task, model, manager, config, groups.get(name, {})))
+        for name, task in loaded["tasks"].items()
+    ]
+
+
+def groups_of(groups: Iterable[Any]) -> dict[str, dict[str, bool]]:
+    """Return for each task the groups with a score that it is in, and whether its number of items is its weight."""
+    memberships: dict[str, dict[str, bool]] = {}
+    for group in groups:
+        metrics = [each for each in group.aggregate_metric_list or () if each.metric in ("acc", "exact_match")]
+        for metric in metrics[:1]:
+            for task in group.get_all_tasks():
+                memberships.setdefault(task.task_name, {})[group.name] = bool(metric.weight_by_size)
+    return memberships
 
 
 def _check_names(names: Sequence[str], known: Sequence[str]) -> None:
@@ -56,7 +71,9 @@ def _check_names(names: Sequence[str], known: Sequence[str]) -> None:
             )
 
 
-def _run(name: str, task: Any, model: Any, manager: Any, config: EvalConfig, progress: Progress) -> TaskResult:
+def _run(
+    name: str, task: Any, model: Any, manager: Any, config: EvalConfig, groups: dict[str, bool], progress: Progress
+) -> TaskResult:
     import lm_eval
 
     model.progress = progress
@@ -81,6 +98,7 @@ def _run(name: str, task: Any, model: Any, manager: Any, config: EvalConfig, pro
     if task.higher_is_better().get(score["metric"]) is False:
         score["higher_is_better"] = False
     about = {"version": lm_eval.__version__, "task_version": results["versions"].get(name), "reported": reported}
+    about |= {"groups": groups} if groups else {}
     return TaskResult(name, {**score, "shots": results["n-shot"].get(name), "lm_eval": about}, samples)
 
 
