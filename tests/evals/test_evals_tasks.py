@@ -224,6 +224,12 @@ def test_bits_per_byte_are_of_the_text_that_was_scored(tmp_path: Path) -> None:
         assert report["tasks"]["t"]["bits_per_byte"] == pytest.approx(math.log2(257))
 
 
+def test_the_shots_of_a_score_are_those_of_its_prompts(engine: Engine, tmp_path: Path) -> None:
+    for shots, recorded in ((2, 2), (100, 3)):
+        task = TaskConfig(kind="choice", file=_choices(tmp_path / "t.jsonl", 4), shots=shots)
+        assert suite.run(engine, EvalConfig(tasks=[task]))["tasks"]["t"]["shots"] == recorded
+
+
 def test_the_smaller_limit_counts(engine: Engine, tmp_path: Path) -> None:
     for own, given, n in ((3, 5, 3), (5, 3, 3), (None, 2, 2), (2, None, 2)):
         task = TaskConfig(kind="choice", file=_choices(tmp_path / "t.jsonl"), limit=own)

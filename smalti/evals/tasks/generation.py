@@ -13,7 +13,7 @@ from smalti.evals.likelihood import Progress
 from smalti.evals.results import TaskResult
 from smalti.evals.tasks.accuracy import accuracy
 from smalti.evals.tasks.items import Item
-from smalti.evals.tasks.prompts import Prompt, limit_of, make_prompts
+from smalti.evals.tasks.prompts import Prompt, limit_of, make_prompts, shots_of
 from smalti.evals.tasks.windows import Encoder, TooLong, chat_ids, cut_ids, head_ids, prompt_ids, require_whole
 from smalti.serve.engine.engine import Engine
 from smalti.serve.engine.offline import generate
@@ -73,7 +73,9 @@ def run(
         samples.append({**answer.sample(), "parsed": result.parsed, "answers": list(right), "correct": result.correct})
     score = accuracy(samples, task.chance or 0.0) | shares(completed)
     score["unparsed_frac"] = sum(sample["parsed"] is None for sample in samples) / len(samples)
-    return TaskResult(name, {**score, "max_new_tokens": n_new, "shots": task.shots, "mode": config.mode}, samples)
+    return TaskResult(
+        name, {**score, "max_new_tokens": n_new, "shots": shots_of(task, items), "mode": config.mode}, samples
+    )
 
 
 def complete(

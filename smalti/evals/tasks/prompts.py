@@ -36,6 +36,11 @@ def limit_of(task: TaskConfig, config: EvalConfig) -> int | None:
     return min((limit for limit in (task.limit, config.limit) if limit is not None), default=None)
 
 
+def shots_of(task: TaskConfig, items: Sequence[Item]) -> int:
+    """Return the shots that every prompt has: the task's, or fewer where the smallest category has no more rows."""
+    return min(task.shots, min(Counter(item.category for item in items).values()) - 1)
+
+
 def make_prompts(task: TaskConfig, items: Sequence[Item], *, mode: Mode, limit: int | None = None) -> list[Prompt]:
     """Return the prompts of at most ``limit`` items, with shots from all of them (of the same category)."""
     parts: dict[str, list[Item]] = {}

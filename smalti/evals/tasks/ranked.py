@@ -20,7 +20,7 @@ from smalti.evals.statistics.intervals import verdict
 from smalti.evals.tasks.accuracy import accuracy
 from smalti.evals.tasks.generated import generator
 from smalti.evals.tasks.items import Item
-from smalti.evals.tasks.prompts import limit_of, make_prompts
+from smalti.evals.tasks.prompts import limit_of, make_prompts, shots_of
 from smalti.evals.tasks.windows import Encoder, TooLong, differing_windows, option_windows, require_whole
 
 Rank = Callable[[Scores, "Question"], NDArray[np.float64]]
@@ -139,7 +139,7 @@ def _score_of(
         )
         score["verdict"] = verdict(score["interval"] or (0.0, 1.0), max(chance, score["permuted"]))
     cut_frac = sum(question.cut for question in questions) / len(samples)
-    return {**score, "shots": task.shots, "mode": mode, "cut_frac": cut_frac}
+    return {**score, "shots": shots_of(task, items), "mode": mode, "cut_frac": cut_frac}
 
 
 def chance_of(task: TaskConfig, items: Sequence[Item]) -> float:
