@@ -36,7 +36,10 @@ def _config(folder: Path, labels: int | None = None) -> RunConfig:
         "stages": [{"weights": {"a": 1}}],
         "heldout": {"v": str(folder)},
     }
-    return from_dict(RunConfig, {"name": "r", "model": model, "data": data, "train": train}).config
+    tree: dict[str, Any] = {"name": "r", "model": model, "data": data, "train": train}
+    if labels:
+        tree |= {"init_from": "nowhere", "tune": {"examples": {"files": ["none.jsonl"]}, "reward": {}}}
+    return from_dict(RunConfig, tree).config
 
 
 @pytest.fixture

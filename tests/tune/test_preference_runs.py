@@ -89,6 +89,9 @@ def test_a_reward_model_is_trained_and_exported(root: Path, tmp_path: Path) -> N
     assert json.loads((Path(folder) / "config.json").read_text())["architectures"] == ["LlamaForSequenceClassification"]
     assert load_folder(folder).config.num_labels == 1
     assert verify(folder) < 1e-5
+    card = (Path(folder) / "README.md").read_text()
+    assert "pipeline_tag: text-classification" in card
+    assert "A reward model of" in card
 
 
 def test_examples_of_labelled_answers(root: Path) -> None:

@@ -27,13 +27,26 @@ _GIVE_UP = "5s"
 """Longest wait for a store that does not answer."""
 
 
+_USE_OF_SCORES = (
+    "## Use\n\n```python\n"
+    "from transformers import AutoModelForSequenceClassification, AutoTokenizer\n\n"
+    'tokenizer = AutoTokenizer.from_pretrained("FOLDER")\n'
+    'model = AutoModelForSequenceClassification.from_pretrained("FOLDER")\n'
+    'chat = [{"role": "user", "content": "What is 2+2?"}, {"role": "assistant", "content": "4"}]\n'
+    'ids = tokenizer.apply_chat_template(chat, return_tensors="pt", return_dict=True)["input_ids"]\n'
+    "print(model(ids).logits[0, 0])\n```\n\n"
+    "The score is that of the last token of the rendered conversation. Only differences between answers to one prompt "
+    "have a meaning."
+)
+
+
 def model_card(run_folder: str | Path, config: RunConfig, step: int, dtype: str) -> str:
     """Return Markdown with YAML front matter, as the Hugging Face Hub reads it."""
     run = Path(run_folder)
     parts = [
         _front_matter(config),
         f"# {config.name}\n\n{_what(config)}",
-        _use(tuned=config.tune is not None),
+        _USE_OF_SCORES if config.model.num_labels else _use(tuned=config.tune is not None),
         "## Model\n\n" + _table(("", ""), _shape_rows(config, dtype)),
         "## Training\n\n" + _table(("", ""), _training_rows(config, step)),
         *_tuning(config),
@@ -46,7 +59,8 @@ def model_card(run_folder: str | Path, config: RunConfig, step: int, dtype: str)
 
 
 def _what(config: RunConfig) -> str:
-    made = f"language model of {format_count(count(config.model).total)} parameters, made with Smalti {__version__}"
+    kind = "reward model" if config.model.num_labels else "language model"
+    made = f"{kind} of {format_count(count(config.model).total)} parameters, made with Smalti {__version__}"
     if config.init_from is not None:
         if config.tune is not None:
             return f"A {made}, tuned from the weights of {config.init_from}."
@@ -58,7 +72,8 @@ def _front_matter(config: RunConfig) -> str:
     tags = ["smalti", "mixture-of-experts" if config.model.moe else "dense"]
     if config.init_from is None:
         tags.append("base-model")
-    lines = ["library_name: transformers", "pipeline_tag: text-generation", "tags:", *(f"- {tag}" for tag in tags)]
+    pipeline = "text-classification" if config.model.num_labels else "text-generation"
+    lines = ["library_name: transformers", f"pipeline_tag: {pipeline}", "tags:", *(f"- {tag}" for tag in tags)]
     return "\n".join(["---", *lines, "---"])
 
 
