@@ -161,6 +161,12 @@ class RunConfig(JobConfig):
                 allowed="a run folder, a checkpoint or a Hugging Face folder",
                 hint="init_from=runs/NAME/export",
             )
+        if self.tune is not None and (self.tune.preference or self.tune.reward) and len(self.data.sources) > 1:
+            raise NotAllowed(
+                f"data.sources has {', '.join(self.data.sources)}: a loss of {self.tune.kind} is over pairs of answers",
+                allowed="the examples alone",
+                hint="remove the other sources and data.stages",
+            )
         return self
 
     @model_validator(mode="after")

@@ -133,7 +133,14 @@ class TokenBatches:
         if stream.eod_id is not None:
             tokens[tokens == stream.eod_id] = 1 if stream.eod_id == 0 else stream.eod_id - 1
             tokens[:, seq_len // 2 :] = stream.eod_id
-        batch = Batch(tokens, np.zeros(rows, dtype=np.int16), 0, stream.eod_id, self._mask_documents)
+        batch = Batch(
+            tokens,
+            np.zeros(rows, dtype=np.int16),
+            0,
+            stream.eod_id,
+            self._mask_documents,
+            values=stream.empty_values(rows),
+        )
         return self._to_device(batch)
 
     def tokens_by_source(self, step: int) -> dict[str, int]:
@@ -157,8 +164,8 @@ class TokenBatches:
 
     def epochs(self, step: int) -> float:
         """Return the tokens of the largest source in the first ``step`` updates / the tokens that it has."""
-        name, largest = max(self._stream.opened.items(), key=lambda item: item[1].n_tokens)
-        return self._stream.tokens_by_source(step).get(name, 0) / largest.n_tokens
+        name = max(self._stream.opened, key=lambda name: self._stream.opened[name].n_tokens)
+        return self._stream.tokens_by_source(step).get(name, 0) / self._stream.epoch_tokens(name)
 
     def _raise_unknown_id(self, batch: Batch, vocab_size: int, step: int) -> None:
         """Raise DataError for the first row with an id that the model does not have."""

@@ -7,7 +7,7 @@ and ``smalti export`` takes it.
 import math
 from collections.abc import Mapping
 
-from smalti.base import store
+from smalti.base import log, store
 from smalti.base.errors import UserError
 from smalti.config.run import JobConfig
 from smalti.track.checkpoint_names import BEST, best
@@ -31,7 +31,12 @@ class KeepBest(Hook):
         self._saved: set[int] = set()
 
     def on_start(self, job: Job) -> None:
-        """Read the value of the best checkpoint before this attempt."""
+        """Read the value of the best checkpoint before this attempt; warn if nothing measures one."""
+        if job.evaluate is None and job.is_first:
+            log.get("train").warning(
+                "train.checkpoint.best=%s has no effect: nothing is held out; export takes the newest checkpoint",
+                self._metric,
+            )
         step = best(job.folder.checkpoints)
         if step is None:
             return

@@ -48,6 +48,13 @@ def form_of(tune: TuneConfig, seq_len: int, origin: str, compute: str) -> Form:
 
 def _answers(examples: Sequence[Example], tokenizer: Tokenizer) -> Sequence[Example]:
     for example in examples:
+        if example.values:
+            raise DataError(
+                f"example {example.id} has {', '.join(example.values)} beside its answer, which supervised tuning "
+                "does not read: wrong answers would be learned too",
+                allowed="rows of right answers",
+                hint="smalti tune preference with tune.preference.loss=kto, or leave out the wrong rows and the column",
+            )
         if len(example.sequences) != 1:
             raise DataError(
                 f"example {example.id} is a pair of answers",

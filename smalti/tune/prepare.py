@@ -25,6 +25,7 @@ from smalti.data.examples.folder import RECORD_NAME, ExamplesRecord, write_examp
 from smalti.data.examples.source import ExampleSource
 from smalti.data.pack.examples import ExampleRows
 from smalti.data.tokenizer.encode import load_tokenizer
+from smalti.evals.tasks.find import load_task
 from smalti.train.origin import model_of, run_of
 from smalti.tune.chats import ChatTokenizer
 from smalti.tune.chats.examples import examples_of
@@ -34,7 +35,12 @@ from smalti.tune.form import Form, form_of
 SOURCE, VALIDATION = "examples", "validation"
 """Names of the tokenized examples in ``data.sources``, and of the held-out ones in ``data.heldout``."""
 REPORT_NAME = "report.json"
-_FORMAT = 1
+_FORMAT = 2
+"""Changed whenever the same files and config would give other examples."""
+_DECIDES_TOKENS = (
+    "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "chat_template.jinja",
+    "additional_chat_templates/default.jinja", "generation_config.json",
+)  # fmt: skip
 _NOT_TOKENIZER = shutil.ignore_patterns("*.safetensors*", "*.bin", "*.pt", "*.pth", "README.md")
 
 
@@ -54,6 +60,7 @@ def complete(values: Mapping[str, Any]) -> Additions:
     compute = ((values.get("train") or {}).get("precision") or {}).get("compute", PrecisionConfig().compute)
     tokenizer = data.get("tokenizer") or tokenizer_of(origin)
     folder = prepared_folder(tune, tokenizer, seq_len, origin=origin, compute=compute)
+    _refuse_own_names(data)
     stages = data.get("stages") or [{"weights": {SOURCE: 1.0}}]
     heldout = {VALIDATION: str(folder / HELDOUT)} if (folder / HELDOUT).is_dir() else {}
     section = {
@@ -71,6 +78,17 @@ def complete(values: Mapping[str, Any]) -> Additions:
     return additions, f"tune.examples: {folder}"
 
 
+def _refuse_own_names(data: Mapping[str, Any]) -> None:
+    """Raise UserError where the recipe gives the sections that follow from the examples."""
+    for section, name in (("sources", SOURCE), ("heldout", VALIDATION)):
+        if name in (data.get(section) or {}):
+            raise UserError(
+                f"data.{section}.{name} is given, and follows from tune.examples",
+                allowed="other names",
+                hint=f"rename data.{section}.{name}",
+            )
+
+
 def tokenizer_of(origin: str) -> str:
     """Return the folder of the tokenizer of a run, a checkpoint or a Hugging Face folder."""
     run = run_of(Path(origin))
@@ -86,7 +104,9 @@ def prepared_folder(tune: TuneConfig, tokenizer: str, seq_len: int, *, origin: s
     """
     inputs = [path for name in tune.examples.files for path in _files_of(name)]
     digests = [_digest_of_tokenizer(tokenizer), *map(sha256_file, inputs), _digest_of_template(tune)]
-    of_tasks = [sha256_file(path) for path in tune.examples.decontaminate]
+    of_tasks = [
+        sha256_file(file) for path in tune.examples.decontaminate for file in (path, load_task(path).config.file)
+    ]
     form = form_of(tune, seq_len, origin, compute)
     values = [_FORMAT, tune.examples.model_dump(mode="json"), seq_len, digests, of_tasks, *form.key]
     folder = Path(tune.prepared) / digest_json(values)[:16]
@@ -110,11 +130,10 @@ def _files_of(name: str) -> list[str]:
 
 
 def _digest_of_tokenizer(folder: str) -> str:
-    """Return the digest of all that decides tokens and template: the small files of a tokenizer or model folder."""
-    small = {".json", ".jinja", ".model", ".txt"}
-    paths = sorted(path for path in Path(folder).glob("*") if path.suffix in small and "index" not in path.name)
-    if not paths:
+    """Return the digest of the files that decide tokens, template and end tokens."""
+    if not (Path(folder) / "tokenizer.json").is_file():
         raise DataError(f"{folder} holds no tokenizer", hint="data.tokenizer=FOLDER names it")
+    paths = [path for name in _DECIDES_TOKENS if (path := Path(folder) / name).is_file()]
     return digest_json({path.name: sha256_file(path) for path in paths})
 
 
@@ -142,6 +161,9 @@ def _write(folder: Path, tune: TuneConfig, tokenizer: str, form: Form) -> None:
             os.replace(temporary, folder)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
+    if HELDOUT not in by_split:
+        text = "no prompt was held out, so nothing measures the answers: raise tune.examples.heldout_frac"
+        print(f"warning: {text}", file=sys.stderr)
     for name, text in report.rows_of_table():
         print(f"{name:<12} {text}", file=sys.stderr)
 
@@ -152,14 +174,14 @@ def _steps(train: Mapping[str, Any], folder: Path, seq_len: int, stages: Any) ->
     match = re.fullmatch(r"(\d+\.?\d*)ep", duration) if isinstance(duration, str) else None
     if match is None:
         return {}
-    epochs = float(match[1])
-    if not epochs or not isinstance(batch, int) or len(stages) != 1:
+    epochs, weights = float(match[1]), stages[0].get("weights", {}) if len(stages) == 1 else {}
+    own_length = any("seq_len" in stage or "weights_end" in stage for stage in stages)
+    if not epochs or not isinstance(batch, int) or not weights.get(SOURCE) or own_length:
         raise UserError(
             f"train.duration={duration} cannot be converted to steps",
-            allowed="a number of epochs, with train.global_batch_tokens and at most one stage",
+            allowed=f"a number of epochs, with train.global_batch_tokens and one stage with a weight for '{SOURCE}'",
             hint="train.duration=3ep, or a number of steps: train.duration=600step",
         )
-    weights = stages[0]["weights"]
-    share = weights.get(SOURCE, 0.0) / sum(weights.values())
+    share = weights[SOURCE] / sum(weights.values())
     rows = ExampleRows(ExampleSource(str(folder), ExamplesRecord.load(folder)), seq_len, 0).size
     return {"train": {"duration": f"{max(1, ceil(epochs * rows * seq_len / share / batch))}step"}}

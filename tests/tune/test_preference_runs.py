@@ -120,7 +120,9 @@ def test_examples_of_labelled_answers(root: Path) -> None:
 )  # fmt: skip
 def test_what_does_not_fit_is_refused(root: Path, recipe: str, changes: dict[str, Any], named: str | None) -> None:
     if recipe == "instruct" and changes:
-        changes = {**changes, "tune.examples.files": f"[{root / 'labels.jsonl'}]"}
+        answers = root / "answers.jsonl"
+        answers.write_text("".join(f'{{"prompt": "add {n} and 1", "completion": "{n + 1}"}}\n' for n in range(60)))
+        changes = {**changes, "tune.examples.files": f"[{answers}]"}
     if named is None:
         assert config_of(root, recipe, **changes).tune is not None
         return

@@ -70,7 +70,7 @@ def read_heldout(folder: str, files: Files) -> bytes:
 
 def parse_heldout(index: bytes, folder: str) -> Manifest | ExamplesRecord:
     """Parse and check the result of ``read_heldout``."""
-    if b'"longest"' in index:
+    if b'"kind": "examples"' in index:
         return ExamplesRecord.parse(index, store.join(folder, RECORD_NAME))
     return Manifest.parse(index, store.join(folder, FILE_NAME))
 

@@ -9,7 +9,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from smalti.base.errors import DataError
+from smalti.base.errors import DataError, UserError
 from smalti.base.hashing import sha256_bytes
 from smalti.data.examples.source import ExampleSource
 from smalti.data.fetch import Share
@@ -117,6 +117,12 @@ def sequences_of(
         if (name, seq_len) not in used:
             continue
         if isinstance(source, ExampleSource):
+            if not config.mask_documents:
+                raise UserError(
+                    f"data.mask_documents=false with the examples of source '{name}', which would see each other",
+                    allowed="true: every example is a document of its own",
+                    hint="leave data.mask_documents out",
+                )
             cut[name] = ExampleRows(source, seq_len, opened.pad_id)
         elif config.packing == "concat":
             cut[name] = Chopped(source, seq_len)

@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from smalti.base.errors import UserError
+from smalti.data.examples.source import ExampleSource
 from smalti.data.fetch.counts import Counts
 from smalti.data.order.order import Order
 from smalti.data.order.schedule import build_schedule, tokens_before
@@ -264,7 +265,20 @@ class Stream:
             eod_id=self.eod_id,
             mask_documents=self.config.mask_documents,
             masked=np.ones((1, seq_len), dtype=bool),
+            values=self.empty_values(1),
         )
+
+    def empty_values(self, rows: int) -> dict[str, npt.NDArray[np.float32]]:
+        """Return the columns of the examples, zero, for rows without any."""
+        sources = [source for source in self.opened.values() if isinstance(source, ExampleSource)]
+        return {name: np.zeros((rows, 2), np.float32) for source in sources for name in source.record.columns}
+
+    def epoch_tokens(self, name: str) -> int:
+        """Return the tokens of an epoch of a source: of examples those of its rows, with their padding."""
+        sizes = [by_source[name] for by_source in self._sequences if name in by_source]
+        if isinstance(self.opened[name], ExampleSource) and sizes:
+            return sizes[-1].size * sizes[-1].seq_len
+        return self.opened[name].n_tokens
 
     def _part(self, n: int, rank: int) -> tuple[int, int]:
         return n * rank // self.world_size, n * (rank + 1) // self.world_size

@@ -74,6 +74,9 @@ def read_tools(value: Any) -> list[dict[str, Any]] | None:
         return None
     if not isinstance(value, list) or not all(isinstance(tool, dict) for tool in value):
         raise DataError("tools is not a list of objects", allowed='[{"type": "function", "function": {...}}]')
+    for tool in value:
+        if not isinstance(tool.get("function", {}), dict):
+            raise DataError("the function of a tool is no object", allowed='{"function": {"name": ...}}')
     return value
 
 

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiny_runs import TEXTS, tiny_tokenizer, write_tokens
 
-from smalti.base.errors import DataError
+from smalti.base.errors import DataError, UserError
 from smalti.config.data import DataConfig
 from smalti.config.durations import RunLength
 from smalti.config.load import from_dict
@@ -155,6 +155,27 @@ def test_a_microbatch_has_the_targets_and_values(root: Path) -> None:
     assert placed.documents.numpy().tolist() == batch.documents.tolist()
     assert placed.values["label"].numpy().tolist() == batch.values["label"].tolist()
     assert sorted(placed.values) == ["label", "margin"]
+
+
+def test_an_empty_row_has_the_columns_and_an_epoch_its_padding(root: Path) -> None:
+    import torch
+
+    streams = [_stream(root, {"chats": 1.0}, rank=rank, world=2, micro=24) for rank in range(2)]
+    batches = [stream.batch(0) for stream in streams]  # 5 rows: one rank lacks the last
+    assert [len(rows) for rows in batches] == [3, 3]
+    for b in (b for rows in batches for b in rows):
+        assert sorted(b.values) == ["label", "margin"]
+    rows = ExampleRows(opened(root / "chats"), 24, TOKENIZER.eod_id)
+    tokens = TokenBatches(streams[0], torch.device("cpu"), mask_documents=True)
+    assert tokens.epochs(5) == 5 * 120 / (rows.size * 24)
+    assert sorted(tokens.fullest(2, 24, vocab_size=300).values) == ["label", "margin"]
+
+
+def test_examples_need_the_masks_of_documents(root: Path) -> None:
+    stream = _stream(root, {"chats": 1.0})
+    config = stream.config.model_copy(update={"mask_documents": False})
+    with pytest.raises(UserError, match=r"mask_documents=false with the examples of source 'chats'"):
+        Stream(config, seed=3, length=RunLength(6, ((0, 120),)), microbatch_tokens=48)
 
 
 def test_bad_examples_are_refused(tmp_path: Path) -> None:
