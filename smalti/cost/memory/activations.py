@@ -7,6 +7,7 @@ after attention.
 """
 
 from smalti.config.model import ModelConfig
+from smalti.cost.memory.adapters import dequantized_bytes, low_rank_bytes
 from smalti.cost.memory.attention import AttentionTape
 from smalti.cost.memory.experts import experts, experts_backward
 from smalti.cost.memory.norm import Norms
@@ -33,6 +34,11 @@ class BlockTape:
         """Record the forward pass, from the input ``x`` to the output ``x2``, which is the next block's ``x``."""
         pre = self.model.norm_placement == "pre"
         tape.new("x", self.row)
+        if self.shape.adapter is not None:
+            tape.new("low", low_rank_bytes(self.model, self.shape.adapter, self.layer, self.shape))
+            tape.save("low")
+            tape.drop("low")
+            tape.new("dequantized", dequantized_bytes(self.model, self.shape.adapter, self.layer, self.c))
         if pre:
             self.norms.forward(tape, "norm1", "x", self.row)
         self.attention.forward(tape, "norm1.out" if pre else "x")
@@ -47,11 +53,13 @@ class BlockTape:
         if not pre:
             self.norms.forward(tape, "norm2", "down", self.row)
         tape.new("x2", self.row)
-        tape.drop("down", "norm2.out", "x1", "x", "x2")
+        tape.drop("down", "norm2.out", "x1", "x", "x2", "dequantized")
 
     def backward(self, tape: Tape) -> None:
         """Record the backward pass, from the gradient of the output, ``g``; gradients of weights (``w.`` ...) stay."""
         pre = self.model.norm_placement == "pre"
+        if self.shape.adapter is not None:
+            tape.new("dequantized", dequantized_bytes(self.model, self.shape.adapter, self.layer, self.c))
         if not pre:
             tape.new("d.down", self.row)
             self.norms.backward(tape, "norm2", self.row)
@@ -72,8 +80,8 @@ class BlockTape:
         tape.used("norm1.out" if pre else "x")
         if pre:
             self.norms.backward(tape, "norm1", self.row)
-        tape.drop("d.attention")
-        tape.used("x")
+        tape.drop("d.attention", "dequantized")
+        tape.used("x", "low")
 
     def embedding_norm(self) -> float:
         """Return the bytes that the norm of the embedding saves for backward."""

@@ -46,11 +46,13 @@ def experts(tape: Tape, model: ModelConfig, shape: MicrobatchShape) -> None:
     tape.new("up", inner)
     if model.gated:
         tape.new("gate", inner)
+        if tape.frozen:
+            tape.new("act", inner)
     tape.new("product", inner)
     tape.new("y", rows)
     tape.save("up", "gate", "slots", "router.choice", "router.weight", "router.logits", "router.score")
-    if shape.compiled and not spread:
-        tape.save("rows", "product")
+    if (shape.compiled and not spread) or tape.frozen:
+        tape.save("rows", "product", "act")  # adapters: the inputs of their matrices (smalti/model/adapters/lora.py)
     if spread:
         tape.new("unsorted", rows)
         tape.drop("rows", "product", "y")
@@ -58,7 +60,7 @@ def experts(tape: Tape, model: ModelConfig, shape: MicrobatchShape) -> None:
         tape.drop("unsorted")
     tape.new("down", n * hidden * c)
     tape.save("arrived", "returned" if spread else "y")
-    tape.drop("rows", "product", "up", "gate", "y", "slots", "arrived", "returned")
+    tape.drop("rows", "product", "act", "up", "gate", "y", "slots", "arrived", "returned")
     with tape.during(balance=n * e * 4 * 3):
         pass
     tape.drop("router.choice", "router.weight", "router.logits", "router.score")
@@ -97,7 +99,9 @@ def experts_backward(tape: Tape, model: ModelConfig, shape: MicrobatchShape) -> 
             pass
         tape.new("w.gate", matrix)
     tape.drop("index", "d.y", "rows", "d.product", "active", "d.gate", "d.arrived", "d.out")
-    tape.used("rows", "product", "up", "gate", "y", "slots", "arrived", "returned", "router.choice", "router.weight")
+    tape.used(
+        "rows", "product", "act", "up", "gate", "y", "slots", "arrived", "returned", "router.choice", "router.weight"
+    )
     if shape.expert > 1:
         with tape.during(left=rows, returning=rows):
             pass

@@ -27,6 +27,8 @@ class Head:
     compute_bytes: int
     soft_cap: bool
     chunk_bytes: int
+    frozen: bool = False
+    """True if the matrix has no gradient."""
 
     @property
     def bytes_each(self) -> int:
@@ -38,7 +40,7 @@ class Head:
         logits = self.chunk_bytes // self.bytes_each
         if self.tokens * self.vocabulary <= logits:
             return self.tokens, self.vocabulary
-        if self.compute_bytes != 4:
+        if self.compute_bytes != 4 and not self.frozen:
             sum_bytes = self.vocabulary * self.hidden * (4 + self.compute_bytes)
             if 2 * sum_bytes > self.chunk_bytes:
                 entries = max(64, logits // self.tokens // 64 * 64)

@@ -32,7 +32,9 @@ class Norms:
         tape.new(f"{name}.unit", wide)
         with tape.during(rms_scaled=wide if self.c == 2 else 0):
             tape.new(f"{name}.out", size)
-        tape.save(f"{name}.unit", f"{name}.in32" if self.c == 2 else read)
+        tape.save(f"{name}.in32" if self.c == 2 else read)
+        if not tape.frozen:  # it is the factor of the gradient of the norm's weight
+            tape.save(f"{name}.unit")
         tape.drop(f"{name}.in32", f"{name}.unit")
 
     def backward(self, tape: Tape, name: str, size: float) -> None:

@@ -105,8 +105,9 @@ def memory_per_rank(
         for batch, seq_len in config.batches_and_lengths
         for layers in _stages(config.model.num_hidden_layers, layout.pipeline)
     )
+    moments = OPTIMIZERS[config.train.optimizer.name].moments
     fullest = max(steps, key=lambda step: max(snapshot.parts.total for snapshot in step))
-    return _as_memory(fullest, microbatch_tokens, layout, assumed or Assumed(), on_gpu=kind == "cuda")
+    return _as_memory(fullest, microbatch_tokens, layout, assumed or Assumed(), moments=moments, on_gpu=kind == "cuda")
 
 
 def _stages(layers: int, pipeline: int) -> list[range | None]:
@@ -134,6 +135,7 @@ def _snapshots_of_stage(
         tensor=layout.tensor,
         sequence=layout.sequence,
         expert=layout.expert,
+        adapter=config.adapter,
         compiled=device == "cuda" and train.parallel.compile is not False,
     )
     first = layers is not None and 0 in layers
@@ -152,7 +154,9 @@ def _snapshots_of_stage(
     return step_snapshots(config.model, shape, rank)
 
 
-def _as_memory(snapshots: list[Snapshot], tokens: int, layout: Layout, assumed: Assumed, *, on_gpu: bool) -> Memory:
+def _as_memory(
+    snapshots: list[Snapshot], tokens: int, layout: Layout, assumed: Assumed, *, moments: int, on_gpu: bool
+) -> Memory:
     peak = max(snapshots, key=lambda snapshot: snapshot.parts.total)
     phases: dict[str, int] = {}
     for snapshot in snapshots:
@@ -167,7 +171,7 @@ def _as_memory(snapshots: list[Snapshot], tokens: int, layout: Layout, assumed: 
     weights = peak.parts.weights
     return Memory(
         params_bytes=round(weights),
-        grads_bytes=round(weights),
+        grads_bytes=round(peak.parts.moments / moments if moments else weights),
         moments_bytes=round(peak.parts.moments),
         gathered_bytes=peak_of("gathered"),
         activations_bytes=peak_of("activations"),

@@ -10,11 +10,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 
+from smalti.config.adapter import AdapterConfig
 from smalti.config.model import ModelConfig
 from smalti.cost.memory.activations import BlockTape
+from smalti.cost.memory.adapters import layer_of
 from smalti.cost.memory.head import Head
 from smalti.cost.memory.tape import MicrobatchShape, Tape
-from smalti.cost.units import Part, keeps_gathered, units
+from smalti.cost.units import KEEP_GATHERED_BYTES, Part, keeps_gathered, units
 
 
 @dataclass(frozen=True)
@@ -130,12 +132,17 @@ class _Step:
             self.share[model.has_experts(layer)] for layer in self.layers
         )
         self.keeps_gathered = keeps_gathered(model, self.c, stage=self.is_stage)
+        self.trained = {layer: self.block[model.has_experts(layer)] for layer in self.layers}
+        self.trained_share = {layer: self.share[model.has_experts(layer)] for layer in self.layers}
+        self.weights_bytes, self.trained_elements = self.shard_elements * 4, self.shard_elements
+        if shape.adapter is not None:
+            self._freeze(shape.adapter)
         self._kinds: dict[tuple[int | None, bool], _Block] = {}
 
     def run(self) -> Iterator[Snapshot]:
         """Yield the snapshots of forward, loss, backward with reductions, and the update."""
-        rank, shard_bytes = self.rank, self.shard_elements * 4
-        base = Parts(weights=shard_bytes, moments=shard_bytes * rank.moments, batch=self._batch())
+        rank, shard_bytes = self.rank, self.trained_elements * 4
+        base = Parts(weights=self.weights_bytes, moments=shard_bytes * rank.moments, batch=self._batch())
         steady = base
         if self.is_first and self.model.embedding_norm:
             base = base + Parts(activations=BlockTape(self.model, 0, self.shape).embedding_norm() * rank.in_flight)
@@ -149,7 +156,7 @@ class _Step:
         table_gradient = 0.0
         if self.is_last:
             yield from self._loss(start + Parts(activations=saved * rank.in_flight))
-            table_gradient = self.table * self.c
+            table_gradient = 0 if self.is_frozen else self.table * self.c
         yield from self._backward(base + later, saved * rank.in_flight, table_gradient)
         if self.is_stage:
             yield from self._reduced_at_last(base)
@@ -171,12 +178,12 @@ class _Step:
 
     def _loss(self, base: Parts) -> Iterator[Snapshot]:
         """Yield the last norm, the tiles of the loss, and the backward pass of the norm."""
-        tape, block = Tape(), BlockTape(self.model, 0, self.shape)
+        tape, block = Tape(frozen=self.is_frozen), BlockTape(self.model, 0, self.shape)
         block.last_norm(tape)
         Head(
             self.shape.tokens, self.model.hidden_size,
             self.model.num_labels or self.model.vocab_size / self.shape.tensor, self.c,
-            bool(self.model.final_logit_softcapping), self.rank.chunk_bytes,
+            bool(self.model.final_logit_softcapping), self.rank.chunk_bytes, self.is_frozen,
         ).forward(tape)  # fmt: skip
         copied = Parts(buffers=self._last_copied(self.layers[-1]))
         yield Snapshot("loss", base + copied + _parts(tape.at_most, tape.saved))
@@ -197,23 +204,29 @@ class _Step:
         reduced_bytes, pending = 0.0, 0.0
         for layer in reversed(self.layers):
             has = self.model.has_experts(layer)
-            block, weights, share = self._block(layer), self.block[has], self.share[has]
+            block, weights, share = self._block(layer), self.trained[layer], self.trained_share[layer]
             saved -= block.saved
             passing = gathered if self.keeps_gathered else self.root * c + self._whole(layer)
             gathered -= self._whole(layer) if self.keeps_gathered and not self.is_stage else 0.0
             if layer in self.included:
-                prefetched = 0.0 if self.keeps_gathered or layer == self.layers[0] else self._collects(weights)
+                prefetched = 0.0 if self.keeps_gathered or layer == self.layers[0] else self._collects(self.block[has])
                 held = Parts(
                     gathered=passing, gradients=waiting + reduced_bytes, activations=saved, buffers=pending + prefetched
                 )
                 yield Snapshot("backward", base + block.backward + held)
                 still = base + row + Parts(gathered=gathered, activations=saved, gradients=waiting + reduced_bytes)
-                then = self._added(weights) if self.is_stage else self._reduced(weights, share, self.last_of[has])
+                then = (
+                    self._added(weights)
+                    if self.is_stage
+                    else self._reduced(weights, share, 0.0 if self.is_frozen else self.last_of[has])
+                )
                 phase = "backward" if self.is_stage else "reduce"
                 yield from (Snapshot(phase, still + parts) for parts in then)
             pending = 0.0 if self.is_stage else weights * rank.reduce_bytes
             if rank.microbatches == 1:  # otherwise ``base`` has them
                 reduced_bytes += self._of_layer(layer) * rank.reduce_bytes if self.is_stage else share * 4
+        if self.is_frozen:
+            return
         if self.is_first:
             tied = self.model.tie_word_embeddings and self.is_last  # the table has two gradients and their sum
             made = Parts(
@@ -254,6 +267,26 @@ class _Step:
             after = base + Parts(gathered=gathered, gradients=whole + reduced_bytes)
             yield from (Snapshot("reduce", after + parts) for parts in self._summed(weights, share, 0.0))
             reduced_bytes += share * 4
+
+    @property
+    def is_frozen(self) -> bool:
+        """True if adapters are trained, and no other weight."""
+        return self.shape.adapter is not None
+
+    def _freeze(self, adapter: AdapterConfig) -> None:
+        """Set the sizes of a run that trains adapters: frozen weights in the compute format or in fewer bits."""
+        model, shards = self.model, self.rank.shards
+        of = {layer: layer_of(model, adapter, layer, self.c, shards) for layer in self.layers}
+        for layer, size in of.items():
+            has = model.has_experts(layer)
+            self.block[has] = max(self.block[has] if layer else 0.0, size.frozen_bytes / self.c + size.adapters)
+            self.trained[layer], self.trained_share[layer] = size.adapters, size.adapters / shards
+        self.trained_elements = sum(self.trained_share.values())
+        routers = sum(model.has_experts(layer) for layer in self.layers) * self.router
+        kept = self.root * self.c + routers * 4 + sum(size.frozen_bytes for size in of.values())
+        self.weights_bytes = kept / shards + self.trained_elements * 4
+        gathered = self.root + sum(size.frozen_bytes / self.c + size.adapters for size in of.values())
+        self.keeps_gathered = gathered * self.c <= KEEP_GATHERED_BYTES
 
     # ---- figures -----------------------------------------------------------------------------------------------------
 
@@ -334,12 +367,13 @@ def _ends(model: ModelConfig, layers: range) -> set[int]:
 def _passes(model: ModelConfig, layer: int, shape: MicrobatchShape, recompute: bool) -> _Block:
     """Return both passes of a block; one that is recomputed saves its input and allocates the rest in backward."""
     block = BlockTape(model, layer, shape)
-    tape = Tape(keeps=not recompute)
+    frozen = shape.adapter is not None
+    tape = Tape(keeps=not recompute, frozen=frozen)
     block.forward(tape)
     saved = set(tape.saved) or {"x"}
     forward, size = _parts(tape.at_most, saved), sum(tape.alive.values()) or block.row
     if recompute:
-        tape = Tape()
+        tape = Tape(frozen=frozen)
         tape.new("g", block.row)
         block.forward(tape)
         saved = {"x"}

@@ -5,12 +5,17 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Literal
 
+from smalti.config.adapter import AdapterConfig
+
 
 class Tape:
-    """Bytes of live tensors by name. ``keeps``: autograd holds saved tensors, as without recomputation."""
+    """Bytes of live tensors by name.
 
-    def __init__(self, *, keeps: bool = True) -> None:
-        self.keeps = keeps
+    ``keeps``: autograd holds saved tensors, as without recomputation. ``frozen``: weights have no gradients.
+    """
+
+    def __init__(self, *, keeps: bool = True, frozen: bool = False) -> None:
+        self.keeps, self.frozen = keeps, frozen
         self.alive: dict[str, float] = {}
         self.saved: set[str] = set()
         self.most_bytes = 0.0
@@ -20,7 +25,7 @@ class Tape:
     def new(self, name: str, size: float) -> None:
         """Allocate a tensor."""
         assert name not in self.alive, f"{name} is alive"
-        if size <= 0:
+        if size <= 0 or (self.frozen and name.startswith(("w.", "d.head"))):
             return
         self.alive[name] = size
         self._total += size
@@ -75,6 +80,8 @@ class MicrobatchShape:
     """Sequence parallel size."""
     expert: int = 1
     """Expert parallel size."""
+    adapter: AdapterConfig | None = None
+    """The adapters that are trained, if not all weights are."""
     compiled: bool = False
     """True under ``torch.compile``, on CUDA."""
 

@@ -40,7 +40,8 @@ def shard(model: nn.Module, mesh: Mesh, *, compute: str, reduce: str) -> nn.Modu
     in_full = MixedPrecisionPolicy(param_dtype=torch.float32, reduce_dtype=torch.float32, cast_forward_inputs=False)
     # The inputs of experts are activations in the block's dtype, and router weights, which stay in fp32.
     of_experts = replace(policy, cast_forward_inputs=False)
-    gathered_bytes = sum(p.numel() for p in model.parameters()) * DTYPES[compute].itemsize
+    sizes = {p: DTYPES[compute].itemsize if p.is_floating_point() else p.itemsize for p in model.parameters()}
+    gathered_bytes = sum(p.numel() * size for p, size in sizes.items())
     # A pipeline stage uses its weights in every microbatch, so resharding would all-gather them each time.
     reshard = gathered_bytes > _KEEP_GATHERED_BYTES and mesh.layout.pipeline == 1
     weights = mesh.weights

@@ -1,0 +1,78 @@
+"""Memory of a run that trains adapters: frozen weights as they are kept, and the adapters' own parameters.
+
+A frozen matrix takes ``compute_bytes`` a number, quantised 1/2 or 1 byte and a scale of 4 bytes for a block of 64
+(``smalti/model/adapters/quantized.py``). Its gradient is never computed.
+"""
+
+from dataclasses import dataclass
+
+from smalti.config.adapter import BLOCK, AdapterConfig, matrices
+from smalti.config.model import ModelConfig
+from smalti.cost.memory.tape import MicrobatchShape
+from smalti.cost.weights import Weight, weights
+
+_CODE_BYTES = {"nf4": 0.5, "int8": 1.0}
+_INDEX_BYTES = {"nf4": 2, "int8": 4}
+_CHUNK = 1 << 21
+"""Numbers that are dequantised at a time."""
+
+
+@dataclass(frozen=True)
+class Frozen:
+    """The weights of a layer beside adapters."""
+
+    frozen_bytes: float
+    """As they are kept, without the router."""
+    adapters: float
+    """Elements of A and B."""
+
+
+def layer_of(model: ModelConfig, adapter: AdapterConfig, layer: int, compute_bytes: int, shards: int = 1) -> Frozen:
+    """Return the sizes of a layer; A and B are padded to ``shards`` ranks."""
+    every, chosen = matrices(model, layer), adapter.paths(model).get(layer, [])
+    frozen, trained = 0.0, 0.0
+    for weight in weights(model):
+        if weight.layer != layer or weight.kind == "router":
+            continue
+        path = _path(weight, every)
+        frozen += weight.params * (bytes_of(adapter, compute_bytes) if path else compute_bytes)
+        if path in chosen:
+            rank = -(-adapter.rank // shards) * shards if weight.count == 1 else adapter.rank
+            trained += weight.count * (rank * weight.columns + adapter.rank * weight.rows)
+    return Frozen(frozen, trained)
+
+
+def bytes_of(adapter: AdapterConfig, compute_bytes: int) -> float:
+    """Return the bytes of a number of a frozen matrix."""
+    return compute_bytes if adapter.quantize is None else _CODE_BYTES[adapter.quantize] + 4 / BLOCK
+
+
+def dequantized_bytes(model: ModelConfig, adapter: AdapterConfig, layer: int, compute_bytes: int) -> float:
+    """Return the bytes of the largest matrix of a layer while it is dequantised, 0 if none is quantised."""
+    if adapter.quantize is None:
+        return 0.0
+    every = matrices(model, layer)
+    numbers = max(w.params for w in weights(model) if w.layer == layer and _path(w, every))
+    return numbers * compute_bytes + min(numbers, _CHUNK) * (4 + _INDEX_BYTES[adapter.quantize])
+
+
+def low_rank_bytes(model: ModelConfig, adapter: AdapterConfig, layer: int, shape: MicrobatchShape) -> float:
+    """Return the bytes of the products A x of a layer, which are saved for backward."""
+    names = adapter.paths(model).get(layer, [])
+    per_token = model.moe.num_experts_per_tok if model.moe else 1
+    rows = sum(per_token if name.startswith("mlp.experts.") else 1 for name in names)
+    return shape.tokens * adapter.rank * rows * shape.compute_bytes
+
+
+def total(model: ModelConfig, adapter: AdapterConfig) -> int:
+    """Return the number of parameters that a run with this adapter trains."""
+    return round(sum(layer_of(model, adapter, layer, 4).adapters for layer in range(model.num_hidden_layers)))
+
+
+def _path(weight: Weight, every: list[str]) -> str | None:
+    """Return the name in its layer of a matrix that can have an adapter."""
+    folder = {"attention": "attention.", "expert": "mlp.experts.", "mlp": "mlp."}.get(weight.kind)
+    if folder is None:
+        return None
+    name = folder + weight.name
+    return name if name in every else f"mlp.shared_experts.{weight.name}"
