@@ -30,8 +30,8 @@ class Columns(Config):
     reasoning: str | None = None
     """Kind generation: the chain of thought before the answer; absent: ``chain_of_thought`` where the file has it."""
     messages: str | None = None
-    """Kind generation: a conversation in OpenAI's format in place of context and answer. Its last message, of the
-    assistant, is the right answer, and those before it are the prompt."""
+    """Kinds generation and exact: a conversation in OpenAI's format in place of context and answer. Its last message,
+    of the assistant, is the right answer, and those before it are the prompt."""
     id: str | None = None
     """A unique name of each row; absent: rows have only numbers."""
     cluster: str | None = None
@@ -98,12 +98,13 @@ class TaskConfig(Config):
     def _options_have_an_effect(self) -> Self:
         if self.columns.messages is not None:
             unused = [name for name in ("preamble", "prelimiter", "shots", "answer_delimiter") if getattr(self, name)]
-            unused += [f"columns.{name}" for name in ("context", "answer", "reasoning") if getattr(self.columns, name)]
-            unused += [] if self.kind == "generation" else [f"kind: {self.kind}"]
+            others = ("context", "answer", "continuation", "reasoning")
+            unused += [f"columns.{name}" for name in others if getattr(self.columns, name)]
+            unused += [] if self.kind in ("generation", "exact") else [f"kind: {self.kind}"]
             if unused:
                 raise NotAllowed(
                     f"{', '.join(unused)} cannot be given with columns.messages",
-                    allowed="kind: generation, whose prompt is the conversation alone",
+                    allowed="kind: generation or exact, whose prompt is the conversation alone",
                     hint="remove them, or name the columns context and answer instead of messages",
                 )
         if self.verbatim and (self.kind != "generation" or self.answer_delimiter):

@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 from pydantic import ValidationError
 from tiny_models import ByteTokenizer, llama_config, tiny_model
@@ -10,7 +11,7 @@ from tiny_models import ByteTokenizer, llama_config, tiny_model
 from smalti.base.errors import DataError, UserError
 from smalti.config.eval import EvalConfig
 from smalti.config.task import TaskConfig
-from smalti.evals import suite
+from smalti.evals import likelihood, suite
 from smalti.evals.graders.answers import verbatim
 from smalti.evals.tasks import generation
 from smalti.evals.tasks.items import read_items
@@ -98,3 +99,29 @@ def test_verbatim_answers() -> None:
     assert verbatim(" 71\n", ["71"]).correct
     for text in ("71.", "71 or so", "71\n72", "", "071"):
         assert not verbatim(text, ["71"]).correct
+
+
+@pytest.mark.parametrize("chat", [Chat(), None])
+def test_the_answer_of_a_conversation_is_scored_by_likelihood(
+    engine: Engine, tmp_path: Path, chat: Chat | None
+) -> None:
+    task = _task(tmp_path, [MESSAGES, MESSAGES[:3]], kind="exact")
+    result = suite.run(engine, EvalConfig(tasks=[task]), str(tmp_path), chat=chat)
+    rows = [json.loads(line) for line in Path(result["folder"], "samples.jsonl").read_text().splitlines()]
+    prompts = (
+        ["[s:Be brief.][u:2+3][a:5][u:twice that]", "[s:Be brief.][u:2+3]"]
+        if chat
+        else [
+            "Be brief.\n\nUser: 2+3\n\nAssistant: 5\n\nUser: twice that\n\nAssistant:",
+            "Be brief.\n\nUser: 2+3\n\nAssistant:",
+        ]
+    )
+    texts = [("" if chat else " ") + text for text in ("10", "5")]
+    assert [row["choices"] for row in rows] == [["10"], ["5"]]
+    for row, prompt, text in zip(rows, prompts, texts, strict=True):
+        ids = np.array([256, *prompt.encode(), *text.encode()])
+        (nats,) = likelihood.score(engine.model, [likelihood.Window(ids, 1 + len(prompt))])
+        assert row["log_likelihoods"] == [pytest.approx(-nats, rel=1e-5)]
+    if chat:
+        with pytest.raises(UserError, match="line 1: a conversation of 40 tokens; there is room for 29"):
+            suite.run(engine, EvalConfig(tasks=[task], seq_len=30), chat=chat)

@@ -14,7 +14,16 @@ from smalti.evals.results import TaskResult
 from smalti.evals.tasks.accuracy import accuracy
 from smalti.evals.tasks.items import Item
 from smalti.evals.tasks.prompts import Prompt, limit_of, make_prompts, shots_of
-from smalti.evals.tasks.windows import Encoder, TooLong, chat_ids, cut_ids, head_ids, prompt_ids, require_whole
+from smalti.evals.tasks.windows import (
+    Encoder,
+    TooLong,
+    chat_ids,
+    conversation_ids,
+    cut_ids,
+    head_ids,
+    prompt_ids,
+    require_whole,
+)
 from smalti.serve.engine.engine import Engine
 from smalti.serve.engine.offline import generate
 from smalti.serve.engine.sampling import SamplingParams
@@ -136,10 +145,7 @@ def shares(completed: Sequence[Completed]) -> dict[str, float]:
 def _ids(encoder: Encoder, prompt: Prompt, room: int, mode: Mode, chat: ChatFormat | None) -> tuple[list[int], bool]:
     """Return the tokens of a prompt, at most ``room``, and whether it was cut."""
     if chat is not None and prompt.item.messages:
-        ids = chat.prompt_ids(prompt.item.messages, encoder.tokenizer, encoder.begin_id)
-        if len(ids) > room:
-            raise TooLong(f"line {prompt.item.line}: a conversation of {len(ids)} tokens; there is room for {room}")
-        return ids, False
+        return conversation_ids(encoder, chat, prompt.item, room), False
     if chat is not None:
         return chat_ids(encoder, chat, prompt.text, room)
     ids = prompt_ids(encoder, prompt, mode)

@@ -178,6 +178,10 @@ def _schema(row: _Row, index: int) -> Item:
 
 
 def _exact(row: _Row, index: int) -> Item:
+    if row.columns.messages is not None:
+        messages, answer = row.conversation()
+        context = PlainChat().render(messages)
+        return Item(contexts=(context,), choices=(answer,), messages=messages, **row.labels(index))
     return Item(contexts=(row.text("context"),), choices=(row.text("continuation"),), **row.labels(index))
 
 

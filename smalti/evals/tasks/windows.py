@@ -59,7 +59,9 @@ def option_windows(
                     f"an answer has {len(after)} tokens and the longest context is {seq_len}",
                     hint="leave the task out, or evaluate with a longer seq_len",
                 )
-            if chat is not None:
+            if chat is not None and prompt.item.messages:
+                before = conversation_ids(encoder, chat, prompt.item, room)
+            elif chat is not None:
                 before, is_cut = chat_ids(encoder, chat, prompt.head + context, room)
                 cut = cut or is_cut
             elif len(before) > room:
@@ -83,6 +85,14 @@ def prompt_ids(encoder: Encoder, prompt: Prompt, mode: Mode) -> list[int]:
     if mode == "v0.3":
         return [*head_ids(encoder, prompt.head), *encoder.tokenizer.encode(prompt.contexts[0])]
     return [encoder.begin_id, *encoder.tokenizer.encode(prompt.text)]
+
+
+def conversation_ids(encoder: Encoder, chat: ChatFormat, item: Item, room: int) -> list[int]:
+    """Return the tokens of an item's conversation. Raises TooLong where they are more than ``room``."""
+    ids = chat.prompt_ids(item.messages, encoder.tokenizer, encoder.begin_id)
+    if len(ids) > room:
+        raise TooLong(f"line {item.line}: a conversation of {len(ids)} tokens; there is room for {room}")
+    return ids
 
 
 def chat_ids(encoder: Encoder, chat: ChatFormat, text: str, room: int) -> tuple[list[int], bool]:
