@@ -6,15 +6,13 @@ resumes. No stage outlives the demo.
 """
 
 import json
-import signal
-import subprocess
 import sys
 from pathlib import Path
-from types import FrameType
 from typing import Annotated, Any
 
 import typer
 
+from smalti.cli.children import run_child
 from smalti.cli.train import trials
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
@@ -91,42 +89,10 @@ def stage(title: str, *arguments: str) -> None:
     from smalti.base.errors import ExitCode
 
     print(f"\n== {title}\n$ {_shown(arguments)}", flush=True)
-    code = _run([sys.executable, "-m", "smalti", *arguments])
+    code = run_child([sys.executable, "-m", "smalti", *arguments])
     if code != ExitCode.DONE:
         print(f"the demo has stopped: this command exited with code {code}:\n  {_shown(arguments)}", file=sys.stderr)
         raise typer.Exit(code)
-
-
-def _run(command: list[str]) -> int:
-    """Run a child to its end and return its exit code (128 + n after signal n), passing signals on to it.
-
-    The child has its own process group, so that a Ctrl-C in the terminal reaches it only once, through this process: a
-    second one would mean "at once, without saving".
-    """
-    from smalti.base.processes import die_with_parent
-
-    received: list[int] = []
-    child: subprocess.Popen[bytes] | None = None
-
-    def pass_on(number: int, frame: FrameType | None) -> None:
-        received.append(number)
-        if child is not None:
-            child.send_signal(number)
-
-    before = {n: signal.signal(n, pass_on) for n in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
-    try:
-        child = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, process_group=0, preexec_fn=die_with_parent(signal.SIGTERM)
-        )
-        for number in received:  # while the child was being started
-            child.send_signal(number)
-        code = child.wait()
-    finally:
-        for known, handler in before.items():
-            signal.signal(known, handler)
-    if code == 0 and received:  # the stage has finished all the same; the demo still stops
-        return 128 + received[-1]
-    return code if code >= 0 else 128 - code
 
 
 def _verify() -> tuple[str, ...]:

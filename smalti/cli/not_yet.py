@@ -3,7 +3,6 @@
 NOT_YET = {
     "tune rl": None,
     "tune synth": None,
-    "tune compare": "smalti eval compare RUN RUN compares two runs",
     "bench": "smalti serve MODEL; its /metrics counts time to the first token, time per token and tokens",
     "quantize": "smalti serve MODEL --dtype bf16 halves the weights",
     "fleet": "smalti train starts the ranks of this machine; srun smalti train RECIPE.yaml those of a Slurm job",

@@ -16,11 +16,11 @@ from smalti.track.run import RunFolder
 
 DRIVER = """
 import sys, typer
-from smalti.cli import demo
+from smalti.cli import children, demo
 if sys.argv[1] == "stage":
     call = lambda: demo.stage("a title", *sys.argv[2:])
 else:
-    call = lambda: sys.exit(demo._run(sys.argv[2:]))
+    call = lambda: sys.exit(children.run_child(sys.argv[2:]))
 try:
     call()
 except typer.Exit as leave:
@@ -194,7 +194,7 @@ def test_a_wrong_override_is_refused_before_the_first_stage(
     from smalti.cli.main import run
 
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(demo, "_run", lambda command: pytest.fail(f"a stage was started: {command}"))
+    monkeypatch.setattr(demo, "run_child", lambda command: pytest.fail(f"a stage was started: {command}"))
     assert run(["demo", override]) == 2
     assert f"hint: {hint}" in capsys.readouterr().err
 
@@ -206,7 +206,7 @@ def test_a_folder_without_the_gauntlet_is_refused_before_the_first_stage(
     from smalti.cli.main import run
 
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(demo, "_run", lambda command: pytest.fail(f"a stage was started: {command}"))
+    monkeypatch.setattr(demo, "run_child", lambda command: pytest.fail(f"a stage was started: {command}"))
     assert run(["demo", "--gauntlet", str(tmp_path)]) == 2
     assert "has none of the Gauntlet's files" in capsys.readouterr().err
 
@@ -218,7 +218,7 @@ def test_the_command_of_a_failed_stage_can_be_pasted(
 
     from smalti.cli import demo
 
-    monkeypatch.setattr(demo, "_run", lambda command: 2)
+    monkeypatch.setattr(demo, "run_child", lambda command: 2)
     with pytest.raises(typer.Exit):
         demo.stage("a title", "train", "demo", "track.sinks=[x]")
     assert capsys.readouterr().err.splitlines()[-1].strip() == "smalti train demo 'track.sinks=[x]'"

@@ -2,6 +2,7 @@
 
 import typer
 
+from smalti.cli.tune.compare import compare
 from smalti.cli.tune.show import show
 from smalti.cli.tune.train import preference, reward, sft
 
@@ -28,3 +29,6 @@ app.command(
 app.command(
     epilog="Example: smalti tune reward reward init_from=runs/instruct/export 'tune.examples.files=[pairs.jsonl]'"
 )(reward)
+app.command(
+    epilog="Example: smalti tune compare instruct --ways prompt,lora,full 'tune.examples.files=[answers.jsonl]'"
+)(compare)
