@@ -153,15 +153,15 @@ class _Draw:
             if self._takes(str(number)):
                 return number
 
-    def pair(self, low: int, high: int, name: str, width: int | None = None) -> tuple[int, int]:
-        """Return two different numbers of [low, high], in random order; their pair is the operand.
+    def pair(self, low: int, high: int, width: int | None = None) -> tuple[int, int]:
+        """Return two different numbers of [low, high], in random order; their pair is the operand, of every kind.
 
         ``width``: how far they may be apart.
         """
         while True:
             a, b = self.random.sample(range(low, high + 1), 2)
             near = width is None or abs(a - b) <= width
-            if near and self._takes(f"{name} {min(a, b)} {max(a, b)}"):
+            if near and self._takes(f"{min(a, b)} {max(a, b)}"):
                 return a, b
 
     def _row(self, items: Sequence[str], n: int) -> list[str]:
@@ -229,13 +229,13 @@ def _contains(draw: _Draw) -> list[Turn]:
 
 
 def _larger(draw: _Draw) -> list[Turn]:
-    a, b = draw.pair(10, 99, "larger")
+    a, b = draw.pair(10, 99)
     question = draw.phrase("Which is larger, {} or {}?", "What is the larger number: {} {}", "Larger: {} or {}?")
     return [Turn(question.format(a, b), str(max(a, b)), str(min(a, b)))]
 
 
 def _sort(draw: _Draw) -> list[Turn]:
-    a, b = draw.pair(10, 99, "sort")
+    a, b = draw.pair(10, 99)
     question = draw.phrase("Sort these numbers: {} {}", "Put in ascending order: {} {}", "Sort: {} {}").format(a, b)
     low, high = min(a, b), max(a, b)
     return [Turn(question, f"{low} {high}", f"{high} {low}")]
@@ -249,7 +249,7 @@ def _number(draw: _Draw) -> list[Turn]:
 
 
 def _count(draw: _Draw) -> list[Turn]:
-    pair = draw.pair(1, 30, "count", width=7)
+    pair = draw.pair(1, 30, width=7)
     low, high = min(pair), max(pair)
     numbers = [str(number) for number in range(low, high + 1)]
     question = draw.phrase("Count from {} to {}", "Count up from {} to {}", "Give the numbers from {} to {}")
@@ -257,7 +257,7 @@ def _count(draw: _Draw) -> list[Turn]:
 
 
 def _add(draw: _Draw) -> list[Turn]:
-    a, b = draw.pair(1, 30, "add")
+    a, b = draw.pair(1, 30)
     wrong = a + b + draw.random.choice((-1, 1))
     question = draw.phrase("What is {} plus {}?", "Add {} and {}", "{} + {} = ?").format(a, b)
     return [Turn(question, str(a + b), str(wrong))]

@@ -36,6 +36,16 @@ def test_no_operand_is_in_both_splits(rows: dict[str, list[Instruction]]) -> Non
     }
     assert len(pairs["heldout"]) > 100
     assert not pairs["train"] & pairs["heldout"]
+    numbers = {
+        split: {
+            tuple(sorted(re.findall(r"\d+", row.prompt[-1]["content"])))
+            for row in of_split
+            if row.kind in {"larger", "sort", "count", "add"}
+        }
+        for split, of_split in rows.items()
+    }
+    assert len(numbers["heldout"]) > 20
+    assert not numbers["train"] & numbers["heldout"]
 
 
 def test_answers_are_right(rows: dict[str, list[Instruction]]) -> None:
