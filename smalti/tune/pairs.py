@@ -21,10 +21,10 @@ def require_pairs(examples: Sequence[Example]) -> None:
 
 
 def with_mismatched(examples: Sequence[Example], longest: int) -> list[Example]:
-    """Return examples of KTO: each answer, and a mismatched one: its prompt with the answer of the next example.
+    """Return examples of KTO: each answer, and a mismatched one: its prompt with the next answer to another prompt.
 
     longest: the most tokens of an example, of both sequences together; an answer that is longer beside this prompt is
-    cut at the end. Raises DataError for examples without ``label``, and for one alone.
+    cut at the end. Raises DataError for examples without ``label``, and if all have one prompt.
     """
     for example in examples:
         if len(example.sequences) != 1 or "label" not in example.values:
@@ -33,18 +33,31 @@ def with_mismatched(examples: Sequence[Example], longest: int) -> list[Example]:
                 allowed="prompt, completion and label (true or false)",
                 hint="tune.preference.loss=dpo for pairs",
             )
-    if len(examples) == 1:
-        raise DataError("one example alone has no other answer to compare with", allowed="two examples or more")
-    others = [*examples[1:], examples[0]]
     return [
-        replace(example, sequences=(example.sequences[0], _mismatched(example, other, longest)))
-        for example, other in zip(examples, others, strict=True)
+        replace(example, sequences=(example.sequences[0], _mismatched(example, examples[other], longest)))
+        for example, other in zip(examples, _next_other_prompts(examples), strict=True)
     ]
+
+
+def _next_other_prompts(examples: Sequence[Example]) -> list[int]:
+    """Return for each example the index of the next one with another prompt; after the last one follows the first."""
+    prompts = [list(ids[: _answer_begin(mask)]) for ((ids, mask),) in (example.sequences for example in examples)]
+    following = next((number for number, prompt in enumerate(prompts) if prompt != prompts[-1]), None)
+    if following is None:
+        raise DataError(
+            f"the prompts of all {len(examples)} examples are equal, and a mismatched answer is to another prompt",
+            allowed="two prompts or more, of training and of held-out examples",
+            hint="add prompts, or change tune.examples.heldout_frac",
+        )
+    results = [following]
+    for number in range(len(prompts) - 1, 0, -1):
+        results.append(number if prompts[number] != prompts[number - 1] else results[-1])
+    return results[::-1]
 
 
 def _mismatched(example: Example, other: Example, longest: int) -> Ids:
     (ids, mask), (other_ids, other_mask) = example.sequences[0], other.sequences[0]
-    begin, other_begin = _begin(mask), _begin(other_mask)
+    begin, other_begin = _answer_begin(mask), _answer_begin(other_mask)
     room = longest - (len(ids) - 1) - (begin - 1)
     if room < 1:
         raise DataError(
@@ -56,7 +69,7 @@ def _mismatched(example: Example, other: Example, longest: int) -> Ids:
     return [*ids[:begin], *other_ids[other_begin:end]], [*mask[:begin], *other_mask[other_begin:end]]
 
 
-def _begin(mask: Sequence[int]) -> int:
+def _answer_begin(mask: Sequence[int]) -> int:
     """Return the index of the first token in the loss."""
     return next(number for number, flag in enumerate(mask) if flag)
 

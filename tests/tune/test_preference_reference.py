@@ -66,7 +66,7 @@ def test_batches_do_not_change_a_reference(tmp_path: Path) -> None:
     assert identity(str(tmp_path / "other")) != identity(str(tmp_path))
 
 
-def test_a_mismatched_answer_is_of_the_next_example() -> None:
+def test_a_mismatched_answer_is_the_next_one_to_another_prompt() -> None:
     def of(prompt: list[int], answer: list[int], label: float) -> Example:
         return Example(((prompt + answer, [0] * len(prompt) + [1] * len(answer)),), {"label": label}, str(prompt))
 
@@ -81,8 +81,12 @@ def test_a_mismatched_answer_is_of_the_next_example() -> None:
     assert list(short.sequences[1][0]) == [1, 2, 5], "cut to the room of the row"
     with pytest.raises(DataError, match="leaves no room"):
         with_mismatched([of([1, 2, 3], [4], 1), of([4], [5], 0)], longest=4)
-    with pytest.raises(DataError, match="one example alone"):
-        with_mismatched([of([1], [2], 1)], longest=9)
+    # As files of KTO list them: the answers of a prompt next to each other, here also at both ends.
+    grouped = [of([1], [2], 1), of([3], [4], 1), of([3], [5], 0), of([6], [7], 1), of([1], [8], 0)]
+    mismatched = [list(example.sequences[1][0]) for example in with_mismatched(grouped, longest=9)]
+    assert mismatched == [[1, 4], [3, 7], [3, 7], [6, 8], [1, 4]]
+    with pytest.raises(DataError, match="the prompts of all 2 examples are equal"):
+        with_mismatched([of([1], [2], 1), of([1], [3], 0)], longest=9)
     with pytest.raises(DataError, match="not an answer with a label"):
         with_mismatched([_example(PAIRS[0], 0)], longest=9)
 

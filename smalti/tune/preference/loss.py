@@ -114,7 +114,7 @@ class PairLoss(_OverSequences):
 class KTOLoss(_OverSequences):
     """KTO over labelled answers; weight = number of answers.
 
-    An example is two sequences: the answer, and a mismatched one (its prompt with the answer of another example), from
+    An example is two sequences: the answer, and a mismatched one (its prompt with an answer to another), from
     which the divergence from the reference is estimated. The column ``label`` is above 0 for desirable answers.
 
     The estimate is the mean over the whole batch of the previous step, 0 before the first, where the model is the
