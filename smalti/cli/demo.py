@@ -37,6 +37,9 @@ def demo(
         str | None,
         typer.Option(metavar="DIR", help="Also run the Gauntlet's tasks that fit the context; DIR has its files."),
     ] = None,
+    chat: Annotated[
+        bool, typer.Option("--chat", help="Then tune the model on synthetic instructions; continues a finished demo.")
+    ] = False,
 ) -> None:
     """Run the whole pipeline on documents of the installed Python: curate, tokenize, train, export, evaluate, generate.
 
@@ -63,6 +66,33 @@ def demo(
     if gauntlet is not None:
         find_tasks(suites()["gauntlet"].model_copy(update={"data": gauntlet}))  # raises where DIR has none of its files
     start_s = now_s()
+    if chat and Path(RUN, "export").is_dir():
+        _require_no_gauntlet(gauntlet)
+        print(f"{RUN} is finished and used as it is")
+    else:
+        _pretrain(minutes, track, gauntlet)
+        print(_summary(now_s() - start_s))
+    if chat:
+        from smalti.cli.demo_chat import tune
+
+        tune(RUN, track, stage)
+    else:
+        print(_next_steps())
+    typer.echo(f"done in {format_seconds(now_s() - start_s)}", err=True)
+
+
+def _require_no_gauntlet(gauntlet: str | None) -> None:
+    from smalti.base.errors import UserError
+
+    if gauntlet is not None:
+        raise UserError(
+            f"--gauntlet has no effect with --chat, as {RUN} is finished",
+            hint=f"smalti eval run {RUN} --suite gauntlet data={gauntlet}",
+        )
+
+
+def _pretrain(minutes: float, track: tuple[str, ...], gauntlet: str | None) -> None:
+    """Run the stages from documents to the report."""
     stage("Documents: library sources and documentation of the installed Python", "data", "documents", RAW)
     stage("Curate: normalise, quality rules, exact dedup, held-out split", "data", "curate", "demo-curate")
     stage("Dedup: drop near-duplicates, and training documents near a held-out one", "data", "dedup", "demo-dedup")
@@ -79,9 +109,6 @@ def demo(
         options = ("--max-tokens", "96", "--temperature", "0.7", "--save")
         stage("Generate", "chat", RUN, "--prompt", prompt, *options)
     stage("Report: one page with every curve", "runs", "report", RUN)
-    print(_summary(now_s() - start_s))
-    print(_next_steps())
-    typer.echo(f"done in {format_seconds(now_s() - start_s)}", err=True)
 
 
 def stage(title: str, *arguments: str) -> None:
@@ -230,6 +257,7 @@ def _next_steps() -> str:
 
     steps = [
         (f"smalti chat {RUN}", "generate text (it is a base model: it continues text)"),
+        ("smalti demo --chat", "tune it to follow simple instructions, in a few minutes"),
         (f"smalti serve {RUN}", "serve it over HTTP: OpenAI's API and a chat page"),
         (f"smalti plan verify {RUN} --measure", "compare the plan with the measurement"),
         ("smalti train demo-moe", "train an MoE on the same data"),

@@ -1,13 +1,13 @@
 """A synthetic set of simple instructions: conversations, and preferences between a right and a wrong answer.
 
 Row i of a split depends on (seed, split, i) alone. A hash of each operand decides its split: of a number, a pair of
-numbers, and each pair of neighbours in a string of words or letters. So no number or pair of a held-out row, and no two
-neighbouring words of its strings, occur as such in a training row.
+numbers, and each pair of neighbours in a string of words. So the number or pair of a held-out row is asked about in no
+training row, and no two neighbours of its strings are neighbours in a training row.
 """
 
 import json
 import random
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, Literal, NamedTuple
@@ -136,11 +136,13 @@ class _Draw:
 
     def words(self, low: int, high: int) -> list[str]:
         """Return ``low`` to ``high`` different words."""
-        return self._row(_WORDS.split(), self.random.randint(low, high))
-
-    def letters(self) -> list[str]:
-        """Return three or four different letters."""
-        return self._row("abcdefghijklmnopqrstuvwxyz", self.random.randint(3, 4))
+        n = self.random.randint(low, high)
+        while True:
+            words = self.random.sample(_WORDS.split(), n)
+            pairs = [" ".join(sorted(pair)) for pair in pairwise(words)]
+            if all(split_of(pair) == self.split for pair in pairs):
+                self.operands += pairs
+                return words
 
     def other_word(self, words: list[str]) -> str:
         """Return a word that is not among ``words``."""
@@ -164,14 +166,6 @@ class _Draw:
             if near and self._takes(f"{min(a, b)} {max(a, b)}"):
                 return a, b
 
-    def _row(self, items: Sequence[str], n: int) -> list[str]:
-        while True:  # an item may have no neighbour of the split that is not in the row
-            row = self.random.sample(items, n)
-            pairs = [" ".join(sorted(pair)) for pair in pairwise(row)]
-            if all(split_of(pair) == self.split for pair in pairs):
-                self.operands += pairs
-                return row
-
     def _takes(self, operand: str) -> bool:
         if split_of(operand) != self.split:
             return False
@@ -180,7 +174,7 @@ class _Draw:
 
 
 def _repeat(draw: _Draw) -> list[Turn]:
-    words = draw.words(2, 4)
+    words = draw.words(2, 3)
     text = " ".join(words)
     question = draw.phrase("Repeat: {}", "Repeat after me: {}", "Say this again: {}").format(text)
     return [Turn(question, text, " ".join(words[1:]))]
@@ -193,13 +187,13 @@ def _twice(draw: _Draw) -> list[Turn]:
 
 
 def _first(draw: _Draw) -> list[Turn]:
-    words = draw.words(2, 4)
+    words = draw.words(2, 3)
     question = draw.phrase("What is the first of these words: {}", "First word of: {}", "Give the first word: {}")
     return [Turn(question.format(" ".join(words)), words[0], draw.random.choice(words[1:]))]
 
 
 def _last(draw: _Draw) -> list[Turn]:
-    words = draw.words(2, 4)
+    words = draw.words(2, 3)
     question = draw.phrase("What is the last of these words: {}", "Last word of: {}", "Give the last word: {}")
     return [Turn(question.format(" ".join(words)), words[-1], draw.random.choice(words[:-1]))]
 
@@ -220,7 +214,7 @@ def _swap(draw: _Draw) -> list[Turn]:
 
 
 def _contains(draw: _Draw) -> list[Turn]:
-    words = draw.words(2, 4)
+    words = draw.words(2, 3)
     answers = ["yes", "no"]
     draw.random.shuffle(answers)
     word = draw.random.choice(words) if answers[0] == "yes" else draw.other_word(words)
@@ -229,13 +223,13 @@ def _contains(draw: _Draw) -> list[Turn]:
 
 
 def _larger(draw: _Draw) -> list[Turn]:
-    a, b = draw.pair(10, 99)
+    a, b = draw.pair(10, 49)
     question = draw.phrase("Which is larger, {} or {}?", "What is the larger number: {} {}", "Larger: {} or {}?")
     return [Turn(question.format(a, b), str(max(a, b)), str(min(a, b)))]
 
 
 def _sort(draw: _Draw) -> list[Turn]:
-    a, b = draw.pair(10, 99)
+    a, b = draw.pair(10, 49)
     question = draw.phrase("Sort these numbers: {} {}", "Put in ascending order: {} {}", "Sort: {} {}").format(a, b)
     low, high = min(a, b), max(a, b)
     return [Turn(question, f"{low} {high}", f"{high} {low}")]
@@ -249,30 +243,17 @@ def _number(draw: _Draw) -> list[Turn]:
 
 
 def _count(draw: _Draw) -> list[Turn]:
-    pair = draw.pair(1, 30, width=7)
+    pair = draw.pair(1, 20, width=5)
     low, high = min(pair), max(pair)
     numbers = [str(number) for number in range(low, high + 1)]
     question = draw.phrase("Count from {} to {}", "Count up from {} to {}", "Give the numbers from {} to {}")
     return [Turn(question.format(low, high), " ".join(numbers), " ".join([*numbers, str(high + 1)]))]
 
 
-def _add(draw: _Draw) -> list[Turn]:
-    a, b = draw.pair(1, 30)
-    wrong = a + b + draw.random.choice((-1, 1))
-    question = draw.phrase("What is {} plus {}?", "Add {} and {}", "{} + {} = ?").format(a, b)
-    return [Turn(question, str(a + b), str(wrong))]
-
-
 def _letter(draw: _Draw) -> list[Turn]:
     a, b = draw.words(2, 2)
     question = draw.phrase("Write a greeting to {} from {}", "Greet {} in the name of {}", "To {}, from {}: a greeting")
     return [Turn(question.format(a, b), f"Hello {a}, best wishes, {b}", f"Hello {b}, best wishes, {a}")]
-
-
-def _capitals(draw: _Draw) -> list[Turn]:
-    letters = " ".join(draw.letters())
-    question = draw.phrase("Write in capitals: {}", "Make these letters capitals: {}", "Upper case: {}").format(letters)
-    return [Turn(question, letters.upper(), letters)]
 
 
 def _follow_up(draw: _Draw) -> list[Turn]:
@@ -297,8 +278,6 @@ _KINDS: dict[str, Callable[[_Draw], list[Turn]]] = {
     "sort": _sort,
     "number": _number,
     "count": _count,
-    "add": _add,
     "letter": _letter,
-    "capitals": _capitals,
     "follow-up": _follow_up,
 }

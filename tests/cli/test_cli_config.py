@@ -42,7 +42,7 @@ def test_the_kind_is_guessed_for_each(capsys: pytest.CaptureFixture[str]) -> Non
     found = json.loads(capsys.readouterr().out)
     assert found["recipes"]["demo"] == "train"
     for name, kind in found["recipes"].items():
-        if name.startswith("demo-") and name not in ("demo-dense", "demo-moe", "demo-continue"):
+        if name.startswith("demo-") and name not in ("demo-dense", "demo-moe", "demo-continue", "demo-chat"):
             assert name == f"demo-{kind}"
 
 

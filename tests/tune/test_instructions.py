@@ -29,13 +29,23 @@ def test_no_operand_is_in_both_splits(rows: dict[str, list[Instruction]]) -> Non
     for split, texts in operands.items():
         assert {split_of(text) for text in texts} == {split}
     assert not operands["train"] & operands["heldout"]
-    strings = {"repeat", "twice", "swap", "first", "last", "nth", "capitals"}
+    strings = {"repeat", "twice", "swap", "first", "last", "nth"}
     pairs = {
         split: set().union(*(_pairs(row.prompt[-1]["content"]) for row in of_split if row.kind in strings))
         for split, of_split in rows.items()
     }
-    assert len(pairs["heldout"]) > 100
+    assert len(pairs["heldout"]) > 50
     assert not pairs["train"] & pairs["heldout"]
+    numbers = {
+        split: {
+            tuple(sorted(re.findall(r"\d+", row.prompt[-1]["content"])))
+            for row in of_split
+            if row.kind in {"larger", "sort", "count"}
+        }
+        for split, of_split in rows.items()
+    }
+    assert len(numbers["heldout"]) > 20
+    assert not numbers["train"] & numbers["heldout"]
     numbers = {
         split: {
             tuple(sorted(re.findall(r"\d+", row.prompt[-1]["content"])))
@@ -63,11 +73,9 @@ def test_answers_are_right(rows: dict[str, list[Instruction]]) -> None:
             "first": text.split()[0],
             "last": text.split()[-1],
             "swap": " ".join(reversed(text.split())),
-            "capitals": text.upper(),
             "larger": str(max(numbers, default=0)),
             "sort": " ".join(map(str, numbers)),
             "number": str(sum(numbers)),
-            "add": str(sum(numbers)),
             "count": " ".join(str(n) for n in range(min(numbers, default=0), max(numbers, default=0) + 1)),
         }
         assert answer == expected.get(row.kind, answer), row

@@ -42,8 +42,8 @@ def run(
 ) -> None:
     """Run a suite on a run's export or on a Hugging Face folder, and print a table.
 
-    For a run, results go to RUN/evals/SUITE/TIME/ and into the model card of its export; held-out folders and seq_len
-    come from its config.
+    For a run, results go to RUN/evals/SUITE/TIME/ and into the model card of its export; held-out folders of
+    text and seq_len come from its config.
     """
     from smalti.data.tokenizer.chat import load_chat
     from smalti.distributed.checkpoint.export import refresh_card
@@ -150,16 +150,23 @@ def _cache(folder: "ModelFolder", output: str | None, dtype: str) -> "Cache | No
 
 
 def _config(suite: str, folder: "ModelFolder", overrides: list[str]) -> "EvalConfig":
-    """Return the named suite, overridden by the data of the run's config, then by the command line."""
+    """Return the named suite, overridden by the data of the run's config, then by the command line.
+
+    Held-out examples of a tuned run are no text and are left out: their loss is measured during training.
+    """
+    from smalti.base import store
     from smalti.cli.working_directory import placed
     from smalti.config.eval import EvalConfig
     from smalti.config.load import from_dict, load
     from smalti.config.run import RunConfig
+    from smalti.data.examples.folder import RECORD_NAME
 
     value = suite_values(suite)
     if folder.run_folder is not None:
         data = load(RunConfig, folder.run_folder).config.data
-        value |= {"heldout": placed(folder.run_folder, data.heldout), "seq_len": data.seq_len}
+        heldout = placed(folder.run_folder, data.heldout)
+        text = {name: path for name, path in heldout.items() if not store.exists(store.join(path, RECORD_NAME))}
+        value |= {"heldout": text, "seq_len": data.seq_len}
     return from_dict(EvalConfig, value, f"suite {suite}", overrides).config
 
 
