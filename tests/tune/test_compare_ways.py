@@ -23,6 +23,8 @@ from smalti.tune.compare.questions import (
     fixed_examples,
     longest_new,
     nearest_examples,
+    nearest_passages,
+    read_passages,
     read_questions,
     write_tasks,
 )
@@ -137,6 +139,23 @@ def test_examples_are_earlier_turns_and_leave_room_for_the_answer(tmp_path: Path
         "s", "say number 2", "2", "say number 3", "3", "say number 3", "3",
     ]  # fmt: skip
     assert [task.name for task in written(1000, 200).tasks] == ["likelihood"]  # a long answer is not generated
+
+
+def test_passages_of_documents_precede_the_question(tmp_path: Path) -> None:
+    (tmp_path / "d.md").write_text("# Fish\n\nA carp is\na fish.\n \nA robin is a bird.\n\nA robin is a bird.\n")
+    passages = read_passages(str(tmp_path / "d.md"))
+    assert passages == ["# Fish", "A carp is\na fish.", "A robin is a bird."]
+    question = Question(
+        "q", ({"role": "system", "content": "s"}, {"role": "user", "content": "Is a robin red?"}), "yes"
+    )
+    chosen = nearest_passages(passages, 2)(question)
+    assert chosen == ["A carp is\na fish.", "A robin is a bird."]
+    assert question.after(chosen)[-1]["content"] == "A carp is\na fish.\n\nA robin is a bird.\n\nIs a robin red?"
+    assert question.after([]) == question.prompt
+    (tmp_path / "e.txt").write_text(" \n")
+    for name, message in (("e.txt", "holds no text"), ("f.bin", "is no text")):
+        with pytest.raises(UserError, match=message):
+            read_passages(str(tmp_path / name))
 
 
 def test_ways_and_their_overrides() -> None:

@@ -1,6 +1,7 @@
 """``smalti tune compare``: a prompted model beside tuned ones, on the same questions."""
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -9,6 +10,8 @@ import typer
 from smalti.cli.options import Json, Recipe
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from smalti.tune.compare.run import Plan
     from smalti.tune.compare.ways import Way
 
@@ -23,6 +26,12 @@ def compare(
     shots: Annotated[
         int, typer.Option(min=0, help="Training examples in the prompts of prompt (the same) and retrieve (nearest).")
     ] = 4,
+    documents: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE", help="Retrieve paragraphs of this .txt, .md or .jsonl file in place of training examples."
+        ),
+    ] = None,
     limit: Annotated[int, typer.Option(min=2, help="Ask at most this many held-out questions.")] = 200,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what each way would train, and exit.")] = False,
     as_json: Json = False,
@@ -30,9 +39,9 @@ def compare(
     """Compare prompting, retrieval, LoRA, full tuning and continued pretraining: quality beside cost.
 
     All ways answer the held-out examples of the recipe. prompt: the model of init_from, with examples in the prompt;
-    retrieve: with those nearest to the question (BM25); lora, full: tuned by 'smalti tune sft'; continue: trained on
-    the same conversations with all of their tokens in the loss. Held-out sets of the recipe (data.heldout) show what
-    was lost.
+    retrieve: with those nearest to the question (BM25), or with paragraphs of --documents; lora, full: tuned by 'smalti
+    tune sft'; continue: trained on the same conversations with all of their tokens in the loss. Held-out sets of the
+    recipe (data.heldout) show what was lost.
 
     Results: runs/NAME-compare/compare.json and compare.html. The same command again continues; finished ways are not
     repeated.
@@ -44,12 +53,25 @@ def compare(
 
     need("data", "smalti tune", "pyarrow", "tokenizers")
     plan, commands = _plan(recipe, overrides or [], ways, shots, limit)
+    plan = replace(plan, passages=_passages(documents, plan.ways))
     if dry_run:
         print_json(_training_json(plan)) if as_json else print(_plan_text(plan))
         return
     with ProgressLine("tokens") as progress:
         result = run(plan, lambda way: _train(way, commands[way], as_json=as_json), progress)
     print_json(result) if as_json else print(_text(plan, result))
+
+
+def _passages(documents: str | None, ways: "Sequence[Way]") -> list[str]:
+    """Return the paragraphs to retrieve. Raises UserError where nothing is retrieved."""
+    from smalti.base.errors import UserError
+    from smalti.tune.compare.questions import read_passages
+
+    if documents is None:
+        return []
+    if "retrieve" not in ways:
+        raise UserError(f"--documents {documents} has no effect: --ways {','.join(ways)}", hint="--ways retrieve,lora")
+    return read_passages(documents)
 
 
 def _plan(recipe: str, overrides: list[str], names: str, shots: int, limit: int) -> "tuple[Plan, dict[Way, list[str]]]":

@@ -2,6 +2,7 @@
 
 import json
 import random
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +16,7 @@ from smalti.config.examples import ExamplesConfig
 from smalti.config.task import Columns, TaskConfig
 from smalti.data.documents.heldout import HELDOUT, TRAIN, split_of
 from smalti.data.tokenizer.chat import Message, PlainChat
+from smalti.evals.tasks.text_files import is_text_file, read_texts
 from smalti.tune.chats.chat_tokenizer import in_loss
 from smalti.tune.chats.examples import examples_of
 from smalti.tune.chats.files import read_chats
@@ -49,9 +51,14 @@ class Question:
         turns = [message for message in self.prompt if message["role"] != "system"]
         return [*turns, {"role": ASSISTANT, "content": self.answer}]
 
-    def after(self, examples: Sequence["Question"]) -> tuple[Message, ...]:
-        """Return the prompt with examples as earlier turns, after its system messages."""
-        turns = [turn for example in examples for turn in example.turns()]
+    def after(self, before: "Sequence[Question | str]") -> tuple[Message, ...]:
+        """Return the prompt with examples as earlier turns, after its system messages; passages of documents begin its
+        last message."""
+        passages = [each for each in before if isinstance(each, str)]
+        if passages:
+            last = {"role": "user", "content": "\n\n".join([*passages, self.prompt[-1]["content"]])}
+            return (*self.prompt[:-1], last)
+        turns = [turn for example in before if isinstance(example, Question) for turn in example.turns()]
         n = next((n for n, message in enumerate(self.prompt) if message["role"] != "system"), len(self.prompt))
         return (*self.prompt[:n], *turns, *self.prompt[n:])
 
@@ -136,6 +143,23 @@ def nearest_examples(train: Sequence[Question], shots: int) -> Callable[[Questio
     return lambda question: [train[number] for number in reversed(index.nearest(question.query, shots))]
 
 
+def nearest_passages(passages: Sequence[str], shots: int) -> Callable[[Question], Sequence[str]]:
+    """Return the choice of the ``shots`` passages nearest to a question by BM25, the nearest last."""
+    index = Bm25(passages)
+    return lambda question: [passages[number] for number in reversed(index.nearest(question.query, shots))]
+
+
+def read_passages(path: str) -> list[str]:
+    """Return the paragraphs of a .txt, .md or .jsonl (field ``text``) file: texts between blank lines."""
+    if not is_text_file(path):
+        raise UserError(f"--documents {path} is no text", allowed=".txt, .md or .jsonl (field text)")
+    texts = [text.decode() for text in read_texts(path)]
+    passages = [part.strip() for text in texts for part in re.split(r"\n\s*\n", text) if part.strip()]
+    if not passages:
+        raise UserError(f"--documents {path} holds no text", allowed="paragraphs, with blank lines between them")
+    return list(dict.fromkeys(passages))
+
+
 def longest_new(answer_tokens: Sequence[int]) -> int:
     """Return the tokens that a generated answer may have."""
     return max([n for n in answer_tokens if n <= SHORT_TOKENS], default=0) + _SPARE_TOKENS
@@ -144,7 +168,7 @@ def longest_new(answer_tokens: Sequence[int]) -> int:
 def write_tasks(
     folder: Path,
     questions: Sequence[Question],
-    examples_for: Callable[[Question], Sequence[Question]],
+    examples_for: Callable[[Question], Sequence[Question | str]],
     *,
     n_tokens: Callable[[Sequence[Message]], int],
     answer_tokens: Sequence[int],

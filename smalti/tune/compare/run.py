@@ -28,6 +28,7 @@ from smalti.tune.compare.questions import (
     fixed_examples,
     longest_new,
     nearest_examples,
+    nearest_passages,
     read_questions,
     write_tasks,
 )
@@ -54,6 +55,8 @@ class Plan:
     ways: Sequence[Way]
     shots: int
     limit: int
+    passages: Sequence[str] = ()
+    """Paragraphs of documents for ``retrieve``; empty: it retrieves training examples."""
 
     @cached_property
     def seq_len(self) -> int:
@@ -73,7 +76,7 @@ class Plan:
         tune = self.config.tune
         assert tune is not None
         questions = read_questions(tune.examples, self.tokenizer, self.config.data.seq_len, self.limit, progress)
-        if "retrieve" in self.ways and not questions.train:
+        if "retrieve" in self.ways and not (questions.train or self.passages):
             raise UserError("there are no training examples to retrieve", hint="--ways prompt,lora,full")
         return questions
 
@@ -172,7 +175,11 @@ class _Asker:
     def asked(self, way: Way) -> Asked:
         """Write the tasks of a way, the examples of ``prompt`` and ``retrieve`` in the prompts."""
         shots = self._plan.shots if way in PROMPTED else 0
-        choose = (nearest_examples if way == "retrieve" else fixed_examples)(self._train, shots)
+        choose: Callable[[Question], Sequence[Question | str]] = fixed_examples(self._train, shots)
+        if way == "retrieve" and self._plan.passages:
+            choose = nearest_passages(self._plan.passages, shots)
+        elif way == "retrieve":
+            choose = nearest_examples(self._train, shots)
         is_prompted = way in PROMPTED
         return write_tasks(
             self._plan.folder / "questions" / (way if is_prompted else "tuned"),
@@ -184,9 +191,11 @@ class _Asker:
         )
 
     def kept_bytes(self, way: Way) -> int:
-        """Return the bytes of the examples that a prompted way needs at serving."""
+        """Return the bytes of the examples or documents that a prompted way needs at serving."""
         if way != "retrieve":
             return 0
+        if self._plan.passages:
+            return sum(len(passage.encode()) for passage in self._plan.passages)
         return sum(len(turn["content"].encode()) for example in self._train for turn in example.turns())
 
 

@@ -69,6 +69,10 @@ def test_prompted_ways_are_compared_and_not_repeated(work: Path) -> None:
     assert "<svg" in (work / FOLDER / "compare.html").read_text()
     again = run_cli(work, *arguments, "--json")
     assert json.loads(again.stdout)["ways"] == result["ways"]
+    (work / "notes.txt").write_text("To add 1 is to count.\n\nOther text.\n")
+    other = json.loads(run_cli(work, *arguments, "--documents", "notes.txt", "--json").stdout)["ways"]
+    assert other["prompt"]["folder"] == prompt["folder"]
+    assert (other["retrieve"]["cost"]["kept_bytes"], other["retrieve"]["cost"]["examples"]) == (32, 1)
 
 
 @pytest.mark.exhaustive  # two trainings in processes, one of them interrupted
