@@ -35,7 +35,7 @@ from smalti.tune.form import Form, form_of
 SOURCE, VALIDATION = "examples", "validation"
 """Names of the tokenized examples in ``data.sources``, and of the held-out ones in ``data.heldout``."""
 REPORT_NAME = "report.json"
-_FORMAT = 3
+_FORMAT = 4
 """Changed whenever the same files and config would give other examples."""
 _DECIDES_TOKENS = (
     "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "chat_template.jinja",

@@ -7,12 +7,15 @@ import pytest
 import torch
 from example_rows import Answer, Pair, pack, some_pairs
 from tiny_models import family_config, llama_config
+from torch import nn
 
 from smalti.base.errors import DataError
+from smalti.config.model import MoEConfig
 from smalti.config.preference import PreferenceConfig
 from smalti.config.train import LossConfig
 from smalti.data.examples import Example
 from smalti.model.decoder import Decoder
+from smalti.model.dtypes import freeze
 from smalti.model.huggingface import save_folder
 from smalti.model.init import init_weights
 from smalti.tune.pairs import require_pairs, with_last_inputs, with_mismatched
@@ -54,6 +57,29 @@ def test_cached_and_live_references_are_equal(tmp_path: Path, kind: str) -> None
     log_p = reference(ids[:, :-1]).value.log_softmax(-1).gather(2, ids[:, 1:, None])[0, :, 0].detach()
     expected = float((log_p * torch.tensor(PAIRS[3].first.mask)).sum())
     assert pairs[3].values["reference_first"] == pytest.approx(expected, rel=1e-5)
+
+
+def test_routers_of_a_reference_in_bf16_are_in_fp32(tmp_path: Path) -> None:
+    model = _saved(tmp_path, 1, "mixtral")
+    examples = [_example(pair, number) for number, pair in enumerate(PAIRS)]
+    routers = {name: weight.clone() for name, weight in model.named_parameters() if "router" in name}
+    model.to(torch.bfloat16)
+    for name, weight in routers.items():
+        model.get_submodule(name.rpartition(".")[0]).weight = nn.Parameter(weight)
+    expected = sequence_log_probs(model, [sequence for example in examples for sequence in example.sequences])
+    results = with_reference(examples, str(tmp_path), "bf16")
+    values = [e.values[name] for e in results for name in ("reference_first", "reference_second")]
+    assert values == pytest.approx(expected.tolist(), abs=1e-6)
+
+
+def test_frozen_weights_in_bf16_leave_routers_and_their_biases_alone() -> None:
+    moe = MoEConfig(num_experts=4, num_experts_per_tok=2, bias_update_rate=0.001)
+    model = Decoder(family_config("mixtral").model_copy(update={"moe": moe}))
+    freeze(model, torch.bfloat16)
+    full = [name for name, value in model.state_dict().items() if value.dtype == torch.float32]
+    assert len(full) == 2 * len(model.blocks)
+    assert all(".router." in name for name in full)
+    assert not any(parameter.requires_grad for parameter in model.parameters())
 
 
 def test_batches_do_not_change_a_reference(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from smalti.model.adapters.lora import LoRAExperts, LoRALinear
 from smalti.model.adapters.quantized import quantize
 from smalti.model.blocks.moe.experts import Experts
 from smalti.model.decoder import Decoder
+from smalti.model.dtypes import freeze
 
 _NAME = re.compile(r"blocks\.\d+\..+[._]lora_[AB]")
 
@@ -25,13 +26,8 @@ def apply(model: Decoder, config: AdapterConfig, *, compute: torch.dtype = torch
 
     ``config.quantize``: the matrices of all blocks are stored in fewer bits, and their values left to the caller too
     (``stored_as``). Frozen weights are never updated, so a copy in a wider dtype would only be cast in every pass.
-    Modules with ``full_precision`` keep their dtype.
     """
-    for module in model.modules():
-        if not getattr(module, "full_precision", False):
-            for name, parameter in list(module.named_parameters(recurse=False)):
-                setattr(module, name, nn.Parameter(parameter.to(compute), requires_grad=False))
-    model.requires_grad_(False)
+    freeze(model, compute)
     adapted = config.paths(model.config)
     for layer, block in enumerate(model.blocks):
         every, names = matrices(model.config, layer), adapted.get(layer, [])

@@ -21,7 +21,7 @@ from smalti.config.train import LossConfig
 from smalti.data.examples import Example
 from smalti.distributed.checkpoint import base
 from smalti.model.decoder import Decoder
-from smalti.model.dtypes import DTYPES
+from smalti.model.dtypes import DTYPES, freeze
 from smalti.train.batches import IGNORE, Microbatch
 from smalti.train.origin import model_of
 from smalti.tune.heads.log_probs import log_probs_head
@@ -74,10 +74,12 @@ def with_reference(
 ) -> list[Example]:
     """Return the examples with the columns ``REFERENCE_COLUMNS``: log-probabilities by the model of ``origin``.
 
-    compute: ``fp32`` or ``bf16``, the format of matmuls in training. The whole model is on one device, a GPU if there
-    is one.
+    compute: ``fp32`` or ``bf16``, the format of matmuls in training; routers are in fp32, as there. The whole model is
+    on one device, a GPU if there is one.
     """
-    model = _load(origin).to(torch.device("cuda" if torch.cuda.is_available() else "cpu"), DTYPES[compute])
+    model = _load(origin)
+    freeze(model, DTYPES[compute])
+    model.to(torch.device("cuda" if torch.cuda.is_available() else "cpu"))
     sequences = [sequence for example in examples for sequence in example.sequences]
     values = sequence_log_probs(model, sequences, progress=progress).reshape(len(examples), -1)
     return [
