@@ -79,7 +79,7 @@ def test_a_part_of_the_loss_gets_a_gradient_of_one() -> None:
 def test_rows_that_fill_up_have_no_target() -> None:
     ids = torch.arange(6).reshape(2, 3)
     filled = _filled(Microbatch(ids, ids + 1, ids, ids), 4)
-    assert [tensor.shape for tensor in filled if tensor is not None] == [(4, 3)] * 4
+    assert [part.shape for part in filled if isinstance(part, torch.Tensor)] == [(4, 3)] * 4
     assert torch.equal(filled.inputs[:2], ids)
     assert (filled.targets[2:] == IGNORE).all()
     assert _filled(Microbatch(ids, ids, ids, None), 4).documents is None
