@@ -1,34 +1,44 @@
-"""Losses of tuning on two ranks, sharded or tensor parallel, in other microbatches: the gradients of one rank."""
+"""Losses of tuning on two ranks, sharded or tensor parallel, on rows of the stream: the gradients of one rank."""
 
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from example_rows import pack, some_pairs
+from example_rows import some_pairs
 from gloo_ranks import run_ranks
 from test_preference_loss import loss_of
+from test_preference_reference import _example
 from tiny_models import llama_config
+from tiny_runs import tiny_tokenizer
 from torch import nn
 from torch.distributed.tensor import DTensor
 
+from smalti.config.data import DataConfig
+from smalti.config.durations import RunLength
+from smalti.config.load import from_dict
 from smalti.config.model import ModelConfig
 from smalti.config.parallel import ParallelConfig
 from smalti.config.preference import DistillConfig, RewardConfig
 from smalti.config.train import LossConfig, PrecisionConfig
 from smalti.cost.axes import Layout
+from smalti.data.examples.folder import write_examples
+from smalti.data.stream.stream import Stream
 from smalti.distributed.group.mesh import Mesh
 from smalti.distributed.group.mesh import build as build_mesh
 from smalti.distributed.parallel import fsdp
 from smalti.distributed.parallel.parallelize import parallelize
 from smalti.model.decoder import Decoder
 from smalti.model.init import draw
+from smalti.train.batches import Microbatch, to_microbatch
 from smalti.train.gradient_sums import with_gradient_sums
 from smalti.train.step import Loss, TrainState, one_by_one
 from smalti.tune.distill import DistillLoss
 from smalti.tune.reward.loss import RewardLoss
 
-PAIRS = some_pairs(8)
-LM = llama_config(258)
+LM = llama_config(320)
+SEQ_LEN, ROWS = 14, 5
 LOSSES = ("dpo", "kto", "reward", "distill")
 
 
@@ -51,16 +61,23 @@ def _loss(kind: str, mesh: Mesh) -> Loss:
     return loss_of({"loss": kind}, chunk_bytes=10_000)
 
 
-def _gradients(rank: int, layout: Layout, split: list[int]) -> dict[str, dict[str, Any]]:
-    """Loss and gradients summed over the batch, by kind of loss. ``split``: pairs in each microbatch of all ranks."""
+def _microbatches(folder: str, mesh: Mesh, rows: int) -> list[Microbatch]:
+    """This rank's part of an epoch, ``rows`` rows in each microbatch; a rank with too few rows has an empty one."""
+    tree = {"sources": {"pairs": folder}, "seq_len": SEQ_LEN, "stages": [{"weights": {"pairs": 1}}]}
+    length = RunLength(1, ((0, ROWS * SEQ_LEN),))
+    share = {"rank": mesh.data_rank, "world_size": mesh.layout.data_ranks, "microbatch_tokens": rows * SEQ_LEN}
+    stream = Stream(from_dict(DataConfig, tree).config, seed=3, length=length, **share)
+    assert stream.epoch_tokens("pairs") == ROWS * SEQ_LEN
+    return [to_microbatch(batch, torch.device("cpu"), mask_documents=True) for batch in stream.batch(0)]
+
+
+def _gradients(rank: int, folder: str, layout: Layout, rows: int) -> dict[str, dict[str, Any]]:
+    """Loss and gradients summed over the batch, by kind of loss. ``rows``: of each microbatch."""
     mesh, results = build_mesh(torch.device("cpu"), layout), {}
+    batches = _microbatches(folder, mesh, rows)
     for kind in LOSSES:
         model = _model(LM.model_copy(update={"num_labels": 1}) if kind == "reward" else LM, mesh, seed=5)
-        starts = [sum(split[:part]) for part in range(len(split))]
-        microbatches = [PAIRS[start : start + size] for start, size in zip(starts, split, strict=True)]
-        own = microbatches[mesh.data_rank :: layout.data_ranks]
         state = TrainState(model, torch.optim.SGD(model.parameters()), lambda step: 1.0, 1.0)
-        batches = [pack([pairs], seq_len=160, dtype=torch.float32, like=PAIRS) for pairs in own]
         sums = with_gradient_sums(one_by_one, mesh)(state, batches, _loss(kind, mesh))
         gradients = {name: p.grad for name, p in model.named_parameters()}
         whole = {name: g.full_tensor() if isinstance(g, DTensor) else g for name, g in gradients.items()}
@@ -71,10 +88,13 @@ def _gradients(rank: int, layout: Layout, split: list[int]) -> dict[str, dict[st
 
 
 @pytest.mark.exhaustive
-def test_two_ranks_give_the_gradients_of_one() -> None:
-    wanted = run_ranks(1, _gradients, Layout(), [8])[0]
-    for layout, split in ((Layout(shard=2), [3, 5, 0, 0]), (Layout(tensor=2), [1, 7])):
-        for results in run_ranks(2, _gradients, layout, split):
+def test_two_ranks_give_the_gradients_of_one(tmp_path: Path) -> None:
+    examples = [replace(_example(pair, n), values=pair.values) for n, pair in enumerate(some_pairs(8))]
+    write_examples(tmp_path / "pairs", examples, tiny_tokenizer())
+    folder = str(tmp_path / "pairs")
+    wanted = run_ranks(1, _gradients, folder, Layout(), ROWS)[0]
+    for layout, rows in ((Layout(shard=2), 1), (Layout(tensor=2), 2)):
+        for results in run_ranks(2, _gradients, folder, layout, rows):
             for kind, values in results.items():
                 for name, value in values.items():
                     difference = (value - wanted[kind][name]).norm() / wanted[kind][name].norm()
