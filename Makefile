@@ -40,7 +40,7 @@ endif
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-all prove check style types contracts bench gpu docs lock clean
+.PHONY: help install demo test test-all test-peers prove check style types contracts bench gpu docs lock clean
 
 help:  ## show this list
 	@sed -n 's/^\([a-z-]*\):.*  ## /\1\t/p' Makefile | awk -F '\t' '{ printf "make %-10s %s\n", $$1, $$2 }'
@@ -64,6 +64,10 @@ test: $(STAMP)  ## the fast tests, and of the slow ones a case of every claim; a
 
 test-all: $(STAMP)  ## every test that needs no GPU
 	$(PYTEST) -m "not gpu" $(ARGS)
+
+test-peers: $(STAMP)  ## tests beside TRL and peft, which are installed into .venv-peers/tune
+	OMP_NUM_THREADS=1 "$$(PYTHONPATH=tools $(BIN)/python -c 'import peers; print(peers.python_of("tune"))')" -m pytest \
+	  tests/tune/test_trl_losses.py tests/model/adapters/test_peft.py $(ARGS)
 
 prove: $(STAMP)  ## proofs at full count; NAME chooses; writes bench/results/NAME.json, from committed code only
 	SMALTI_PROVE=1 SMALTI_PROVE_NAME=$(NAME) SMALTI_RECORD=$(RECORD) $(BIN)/python -m pytest -m "proof and not gpu" $(if $(NAME),-k $(NAME)) $(ARGS)
