@@ -72,7 +72,7 @@ def show(
 
 
 def _print(split: str, example: "Example", encoder: "Tokenizer", with_color: bool) -> None:
-    print(f"{example.id} ({split}){_values(example)}")
+    print(f"{_visible(example.id)} ({split}){_values(example)}")
     names = ("chosen: ", "rejected: ") if len(example.sequences) == 2 else ("",)
     for name, (ids, mask) in zip(names, example.sequences, strict=True):
         print(f"  {name}{len(ids):,} tokens, {sum(mask):,} in the loss")

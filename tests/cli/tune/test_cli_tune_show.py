@@ -14,11 +14,14 @@ CHAT = {"messages": [{"role": "user", "content": "q\x1b[31m"}, {"role": "assista
 def test_tokens_in_the_loss_are_marked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = write_folder(FAMILIES["chatml"], tmp_path / "model")
     path = tmp_path / "chats.jsonl"
-    path.write_text(json.dumps(CHAT) + "\n" + json.dumps({"messages": CHAT["messages"][1:]}) + "\n")
-    arguments = ["tune", "show", str(path), "unreadable=drop", "heldout_frac=0", "--tokenizer", str(folder)]
+    rows = [{**CHAT, "name": "a\x1b[2J"}, {"messages": CHAT["messages"][1:], "name": "b"}]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    overrides = ["unreadable=drop", "heldout_frac=0", "columns.id=name"]
+    arguments = ["tune", "show", str(path), *overrides, "--tokenizer", str(folder)]
     assert run(arguments) == 0
     shown = capsys.readouterr().out
     assert "\n[[a|⏎\n|b|<|im_end|>]]⏎\n" in shown
+    assert shown.startswith("a\\x1b[2J (train)")
     assert "q|\\x1b|[" in shown
     assert f"unreadable  1: {path}:2: message 1 is of assistant" in shown
     assert "train       1 examples" in shown
