@@ -143,7 +143,10 @@ def _digest_of_template(tune: TuneConfig) -> str:
 
 
 def _write(folder: Path, tune: TuneConfig, tokenizer: str, form: Form) -> None:
-    """Tokenize the examples into ``folder``, which appears complete or not at all, and print the counts."""
+    """Tokenize the examples into ``folder``, which appears complete or not at all, and print the counts.
+
+    All examples are in memory: mismatched answers and references need those of a split together.
+    """
     temporary = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")
     report = ExamplesReport()
     by_split: dict[str, list[Example]] = {}

@@ -65,6 +65,15 @@ def test_examples_are_those_of_tokenize_and_are_counted(tmp_path: Path, folder: 
     assert any(name == "duplicates" for name, _ in report.rows_of_table())
 
 
+def test_without_dedup_equal_examples_stay_and_no_digest_is_kept(
+    tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delattr("smalti.tune.chats.examples._digest")
+    rows = [{"messages": chat("q", "a")}] * 3
+    examples, report = read(tmp_path, folder, rows, dedup=False)
+    assert (len(examples), report.duplicates.n) == (3, 0)
+
+
 def test_a_held_out_prompt_is_never_in_training(tmp_path: Path, folder: Path) -> None:
     prompts = [f"question {number % 40}" for number in range(120)]
     rows = [

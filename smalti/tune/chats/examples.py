@@ -1,7 +1,7 @@
 """From files of chats, instructions or preferences to tokenized examples.
 
-The same files, config and tokenizer give the same examples in the same order. Every row is checked; memory is bounded
-by a batch, and 16 bytes for each example (``dedup``).
+The same files, config and tokenizer give the same examples in the same order. Every row is checked. Examples are
+yielded batch by batch and not kept; ``dedup`` keeps a digest of each.
 """
 
 import hashlib
@@ -81,11 +81,12 @@ def examples_of(
     seen: set[bytes] = set()
     while batch := list(islice(drafts, _BATCH_EXAMPLES)):
         for draft, example in builder.examples(batch):
-            key = _digest(example)
-            if config.dedup and key in seen:
-                report.duplicates.add(draft.where)
-                continue
-            seen.add(key)
+            if config.dedup:
+                digest = _digest(example)
+                if digest in seen:
+                    report.duplicates.add(draft.where)
+                    continue
+                seen.add(digest)
             split = split_of(draft.chat.group, seed=config.seed, heldout_frac=config.heldout_frac)
             report.splits.setdefault(split, SplitCounts()).add(example)
             yield split, example
