@@ -36,10 +36,11 @@ def chat(
 ) -> None:
     """Generate text with an exported model, streaming. Without --prompt: interactive on a terminal, else reads stdin.
 
-    Ctrl-C stops an answer, Ctrl-D exits. A base model continues the text and does not answer questions. A model with a
-    chat template is prompted with it, and the conversation keeps its turns.
+    Ctrl-C stops an answer, Ctrl-D exits. A base model continues the text and does not answer questions. A model or
+    adapter with a chat template is prompted with it, and the conversation keeps its turns.
     """
     from smalti.data.tokenizer.chat import load_chat
+    from smalti.serve.adapters import load_chats
     from smalti.serve.engine.engine import Engine
     from smalti.serve.engine.sampling import SamplingParams
     from smalti.serve.engine.scheduler import Limits
@@ -54,10 +55,10 @@ def chat(
         "".join([prompt or "", *params.stop]).encode()
     _can_save(save, folder.run_folder, prompt)
     # One answer at a time, so batch invariance needs no spare rows.
-    engine = Engine.from_folder(
-        folder.folder, dtype=dtype, limits=Limits(step_rows=1), adapters={"adapter": adapter} if adapter else {}
-    )
-    form = load_chat(folder.folder)
+    adapters = {"adapter": adapter} if adapter else {}
+    engine = Engine.from_folder(folder.folder, dtype=dtype, limits=Limits(step_rows=1), adapters=adapters)
+    base_form = load_chat(folder.folder)
+    form = load_chats(adapters, base_form).get("adapter", base_form)
     if prompt is None:
         _converse(engine, params, form)
         return

@@ -94,8 +94,7 @@ def open_folder(folder: str | Path) -> ModelFolder:
     """Check a folder's config, index and headers; UserError or DataError names what cannot be read, and where."""
     path, raw, family, config = open_config(folder)
     _check_ends("config.json", path, raw, config.vocab_size)
-    if (path / _GENERATION).exists():
-        _check_ends(_GENERATION, path, read_object(inside(path, _GENERATION)), config.vocab_size)
+    check_generation(path, config.vocab_size)
     files = _locate(path)
     if config.num_hidden_layers > len(files):
         raise DataError(f"{path}/config.json has {config.num_hidden_layers} layers, but only {len(files)} tensors")
@@ -119,6 +118,12 @@ def to_huggingface(rules: list[Rule], weights: Weights) -> Weights:
     for rule in rules:
         converted |= zip(rule.theirs, rule.to_theirs([weights[name] for name in rule.ours]), strict=True)
     return converted
+
+
+def check_generation(folder: Path, vocab_size: int) -> None:
+    """Raise DataError where ``generation_config.json``, if there is one, has special tokens outside the vocabulary."""
+    if (folder / _GENERATION).exists():
+        _check_ends(_GENERATION, folder, read_object(inside(folder, _GENERATION)), vocab_size)
 
 
 def _check_ends(name: str, folder: Path, raw: Json, vocab_size: int) -> None:

@@ -1,4 +1,8 @@
-"""Adapters for the engine: read from folders in PEFT's format, and checked against the base."""
+"""Adapters for the engine: read from folders in PEFT's format, and checked against the base.
+
+A folder may also hold the tokenizer of the training, as ``smalti export`` and PEFT's users write it. Its chat template
+and end tokens are used for the adapter's requests; the base's tokenizer encodes them.
+"""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -6,10 +10,13 @@ from pathlib import Path
 from smalti.base import log, store
 from smalti.base.errors import UserError
 from smalti.config.model import ModelConfig
+from smalti.data.tokenizer.chat import ChatFormat, load_chat, template_variables
+from smalti.data.tokenizer.encode import Tokenizer
 from smalti.distributed.checkpoint.base import identity, require_same
 from smalti.model.adapters import peft
 from smalti.model.adapters.adapter import Adapter
-from smalti.serve.folders import RECORD
+from smalti.model.huggingface_weights import check_generation
+from smalti.serve.folders import RECORD, ModelFolder
 
 
 def parse(options: list[str], base_name: str) -> dict[str, str]:
@@ -37,6 +44,7 @@ def load(folders: Mapping[str, str], base: str | Path, model: ModelConfig) -> di
     for name, path in folders.items():
         folder = _folder(path)
         adapters[name] = peft.load(folder, model)
+        check_generation(folder, model.vocab_size)
         record = store.read_json(folder / RECORD) if (folder / RECORD).is_file() else {}
         recorded = record.get("base", {"kind": "unknown"})
         if recorded["kind"] == "folder":
@@ -45,6 +53,26 @@ def load(folders: Mapping[str, str], base: str | Path, model: ModelConfig) -> di
         else:
             log.get("serve").warning("it is not checked that %s was trained beside %s: no record says so", folder, base)
     return adapters
+
+
+def load_chats(folders: Mapping[str, str], base: ChatFormat) -> dict[str, ChatFormat]:
+    """Return the chat format of each adapter: its folder's template, or the base's format if that has none."""
+    chats = {name: load_chat(_folder(path)) for name, path in folders.items()}
+    return {name: chat if chat.source else base for name, chat in chats.items()}
+
+
+def load_end_ids(folders: Mapping[str, str], tokenizer: Tokenizer) -> dict[str, frozenset[int]]:
+    """Return the tokens that end an answer of each adapter, besides those of the base.
+
+    They are those of ``generation_config.json``, which ``load`` checks, and the tokenizer's eos token.
+    """
+    end_ids = {}
+    for name, path in folders.items():
+        folder = _folder(path)
+        eos_id = tokenizer.added_tokens.get(str(template_variables(folder).get("eos_token")))
+        _, ids = ModelFolder(str(folder), None).special_ids()
+        end_ids[name] = ids if eos_id is None else ids | {eos_id}
+    return end_ids
 
 
 def _folder(name: str) -> Path:

@@ -57,7 +57,8 @@ def find(name_or_path: str, *, runs: str = "runs") -> ModelFolder:
         return ModelFolder(str(path), None)
     if (path / "config.yaml").is_file():
         if not (path / "export" / "config.json").is_file():
-            raise UserError(f"the run {path} has no exported model yet", hint=f"smalti export {path}")
+            merge = " --merge" if (path / "adapter").is_dir() else ""
+            raise UserError(f"the run {path} has no exported model yet", hint=f"smalti export {path}{merge}")
         return ModelFolder(str(path / "export"), str(path))
     if not path.exists():
         raise DataError(

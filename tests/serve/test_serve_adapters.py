@@ -6,9 +6,11 @@ from typing import Any
 import pytest
 import torch
 from app_requests import error_message, send
-from tiny_runs import tiny_run
+from tiny_models import family_config
+from tiny_runs import tiny_run, tiny_tokenizer
 
 from smalti.base.errors import DataError, UserError
+from smalti.cli.main import run as smalti
 from smalti.config.adapter import AdapterConfig
 from smalti.config.model import ModelConfig
 from smalti.data.tokenizer.chat import PlainChat
@@ -18,7 +20,7 @@ from smalti.model.adapters.adapter import Adapter, Merged
 from smalti.model.decoder import Decoder
 from smalti.model.huggingface import load_folder
 from smalti.model.huggingface_weights import meta_weights
-from smalti.serve.adapters import load, parse
+from smalti.serve.adapters import load, load_chats, load_end_ids, parse
 from smalti.serve.engine.engine import Engine
 from smalti.serve.engine.loop import EngineLoop
 from smalti.serve.engine.offline import generate
@@ -26,6 +28,7 @@ from smalti.serve.engine.sampling import SamplingParams
 from smalti.serve.server.app import build
 from smalti.serve.server.metrics import Metrics
 from smalti.serve.server.serving import Serving
+from smalti.tune.chats.templates import write_template
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 
@@ -110,6 +113,62 @@ def _check_server(engine: Engine, texts: dict[str, str]) -> None:
     unknown = send(app, "POST", "/v1/completions", json={"model": "a2", "prompt": "x"})
     assert "this server has 'tiny', 'a0', 'a1'" in error_message(unknown, 404, code="model_not_found")
     loop.close()
+
+
+@pytest.mark.slow
+def test_requests_have_the_template_and_end_tokens_of_their_adapter(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = export(tiny_run(tmp_path))
+    config = load_folder(folder).config
+    folders = {}
+    for name in ("tuned", "plain"):
+        path = tmp_path / name
+        path.mkdir()
+        peft.save(path, drawn(config, CONFIGS[0], 0), config, CONFIGS[0], folder)
+        folders[name] = str(path)
+    prompt = Engine.from_folder(folder).tokenizer.encode("def add(")
+    without = Engine.from_folder(folder, adapters=folders)
+    end_id = generate(without, [prompt], SamplingParams(max_tokens=1, temperature=0), ["tuned"])[0].token_ids[0]
+    write_template(folders["tuned"], "{% for m in messages %}{{ m.content }}{% endfor %}", [end_id])
+
+    engine = Engine.from_folder(folder, adapters=folders)
+    assert engine.end_ids("tuned") == engine.end_ids() | {end_id}
+    assert engine.end_ids("plain") == engine.end_ids()
+    loop = EngineLoop(engine)
+    app = build(
+        Serving(engine, loop, PlainChat(), Metrics(loop.counts), "tiny", load_chats(folders, PlainChat())),
+        max_body_bytes=20_000,
+    )
+    listed = send(app, "GET", "/v1/models").json()["data"]
+    assert [model["has_chat_template"] for model in listed] == [False, True, False]
+    for name in ("tiny", "tuned", "plain"):
+        body = {"model": name, "messages": [{"role": "user", "content": "def add("}], "max_tokens": 6}
+        sent = send(app, "POST", "/v1/chat/completions", json=body | {"temperature": 0, "logprobs": True}).json()
+        assert (sent["usage"]["prompt_tokens"] == len(prompt)) == (name == "tuned")
+        if name == "tuned":
+            choice = sent["choices"][0]
+            assert (choice["message"]["content"], choice["finish_reason"]) == ("", "stop")
+            assert len(choice["logprobs"]["content"]) == 1, "the end token is reported"
+    loop.close()
+
+    for name, path in folders.items():
+        options = ["--prompt", "def add(", "--temperature", "0", "--max-tokens", "6"]
+        assert smalti(["chat", folder, "--adapter", path, *options]) == 0
+        assert (capsys.readouterr().out == "\n") == (name == "tuned")
+
+
+def test_end_tokens_of_an_adapter_are_those_of_its_folder(tmp_path: Path) -> None:
+    tokenizer = tiny_tokenizer()
+    assert load_end_ids({"a": str(tmp_path)}, tokenizer) == {"a": frozenset()}
+    tokenizer.save(tmp_path)
+    (tmp_path / "generation_config.json").write_text('{"eos_token_id": [5, 7]}')
+    assert load_end_ids({"a": str(tmp_path)}, tokenizer) == {"a": frozenset({5, 7, tokenizer.eod_id})}
+    config = family_config("llama", vocab_size=320, context=96)
+    peft.save(tmp_path, drawn(config, CONFIGS[0], 0), config, CONFIGS[0], "base")
+    (tmp_path / "generation_config.json").write_text('{"eos_token_id": 320}')
+    with pytest.raises(DataError, match="eos_token_id=320"):
+        load({"a": str(tmp_path)}, tmp_path, config)
 
 
 def test_adapters_of_another_base_and_ambiguous_names_are_refused(tmp_path: Path) -> None:

@@ -48,6 +48,14 @@ def model_card(run_folder: str | Path, config: RunConfig, step: int, dtype: str)
         f"# {config.name}\n\n{_what(config)}",
         _USE_OF_SCORES if config.model.num_labels else _use(tuned=config.tune is not None),
         "## Model\n\n" + _table(("", ""), _shape_rows(config, dtype)),
+        *history(run, config, step),
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def history(run: Path, config: RunConfig, step: int) -> list[str]:
+    """Return the sections on training, examples and loss, data, evals and provenance."""
+    return [
         "## Training\n\n" + _table(("", ""), _training_rows(config, step)),
         *_tuning(config),
         *_continued(run, step),
@@ -55,7 +63,6 @@ def model_card(run_folder: str | Path, config: RunConfig, step: int, dtype: str)
         "## Evaluation\n\n" + _evals(run, step),
         "## Provenance\n\n" + _table(("", ""), _provenance_rows(run)),
     ]
-    return "\n\n".join(parts) + "\n"
 
 
 def _what(config: RunConfig) -> str:

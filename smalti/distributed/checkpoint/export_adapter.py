@@ -16,12 +16,12 @@ from smalti.base.errors import DataError
 from smalti.config.adapter import matrices
 from smalti.config.run import RunConfig
 from smalti.distributed.checkpoint import base, checkpoint
-from smalti.distributed.checkpoint.card import RECORD
+from smalti.distributed.checkpoint.card import RECORD, history
 from smalti.model.adapters import peft
 from smalti.model.adapters.adapter import Adapter, Merged
 from smalti.model.adapters.quantized import Dequantized
 from smalti.model.decoder import Decoder
-from smalti.model.huggingface_weights import meta_weights
+from smalti.model.huggingface_weights import companion_files, meta_weights
 from smalti.track.checkpoint_names import step_of
 from smalti.track.provenance import directory_of
 
@@ -38,8 +38,10 @@ Adapters (LoRA) of rank {rank}, trained with Smalti {version} beside the weights
 what they learned only with those weights: SHA-256 of their files {digest}.
 
     smalti serve {base} --adapter {name}={folder}
+    smalti chat {base} --adapter {folder}
 
-With PEFT: `PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(BASE), FOLDER)`.
+With PEFT: `PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(BASE), FOLDER)`, and
+`AutoTokenizer.from_pretrained(FOLDER)`, which has the run's chat template, if any.
 """
 
 
@@ -115,34 +117,40 @@ def _base_weights(run: Path, config: RunConfig, source: str) -> Mapping[str, Ten
 
 
 def write_adapter(final: Path, run: Path, config: RunConfig, source: str, dtype: str, as_dtype: torch.dtype) -> None:
-    """Write the adapters of the checkpoint ``source`` to the folder ``final``, whole or not at all."""
+    """Write the adapters of the checkpoint ``source`` to the folder ``final``, whole or not at all.
+
+    Beside them are the files of the run's tokenizer, if it has one: with its chat template and the tokens that end an
+    answer, requests are prompted as in training.
+    """
     assert config.adapter is not None
     assert config.init_from is not None
     if final.exists() and not peft.is_adapter_folder(final):
         raise DataError(f"{final} exists and is not an exported adapter", hint="name another folder: --output FOLDER")
     adapter = read_adapter(config, source)
     adapter = Adapter(adapter.scale, {name: (a.to(as_dtype), b.to(as_dtype)) for name, (a, b) in adapter.pairs.items()})
-    recorded = checkpoint.read_state(source)["base"]
+    recorded, step = checkpoint.read_state(source)["base"], step_of(source)
     record: dict[str, Any] = {
         "run": config.name,
         "run_folder": str(run.resolve()),
-        "step": step_of(source),
+        "step": step,
         "dtype": dtype,
         "time": clock.utc_text(),
         "smalti_version": __version__,
         "base": recorded,
     }
     card = _CARD.format(
-        name=config.name, rank=config.adapter.rank, version=__version__, base=config.init_from, step=step_of(source),
+        name=config.name, rank=config.adapter.rank, version=__version__, base=config.init_from, step=step,
         digest=recorded["sha256"], folder=final,
-    )  # fmt: skip
+    ).rstrip()  # fmt: skip
     with writing(final):
         temporary = final.with_name(f".{final.name}.{os.getpid()}.tmp")
         try:
             store.make_folder(temporary)
             peft.save(temporary, adapter, config.model, config.adapter, config.init_from)
             store.write_json(temporary / RECORD, record)
-            store.write_text(temporary / "README.md", card)
+            for name, data in companion_files(run / "tokenizer").items():
+                store.write_bytes(temporary / name, data)
+            store.write_text(temporary / "README.md", "\n\n".join([card, *history(run, config, step)]) + "\n")
             shutil.rmtree(final, ignore_errors=True)
             os.replace(temporary, final)
         finally:

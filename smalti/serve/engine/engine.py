@@ -25,6 +25,7 @@ from smalti.model.decoder import Decoder
 from smalti.model.dtypes import DTYPES
 from smalti.model.huggingface import load_folder
 from smalti.serve.adapters import load as load_adapters
+from smalti.serve.adapters import load_end_ids
 from smalti.serve.engine.request import FinishReason, OnOutput, Request, RequestOutput, TokenScore
 from smalti.serve.engine.runner import Runner
 from smalti.serve.engine.sampling import NotFinite, SamplingParams, check_finite, sample
@@ -70,7 +71,9 @@ class Engine:
         name: str = "model",
         limits: Limits | None = None,
         adapters: Mapping[str, Adapter] | None = None,
+        adapter_end_ids: Mapping[str, frozenset[int]] | None = None,
     ) -> None:
+        """``adapter_end_ids``: name of an adapter -> tokens at which its answers end, besides ``end_ids``."""
         if tokenizer.vocab_size > model.config.vocab_size:
             raise UserError(
                 f"the tokenizer has {tokenizer.vocab_size} tokens, the model only {model.config.vocab_size}",
@@ -80,7 +83,8 @@ class Engine:
         self.tokenizer = tokenizer
         self.end_id: int = tokenizer.eod_id
         self.begin_id = self.end_id if begin_id is None else begin_id
-        self.end_ids = end_ids | {self.end_id}
+        self._end_ids = end_ids | {self.end_id}
+        self._adapter_end_ids = dict(adapter_end_ids or {})
         self.limit_tokens: int = model.config.max_position_embeddings
         self.name = name
         self.limits = limits or Limits()
@@ -136,6 +140,7 @@ class Engine:
             name=files.name,
             limits=limits,
             adapters=loaded,
+            adapter_end_ids=load_end_ids(adapters or {}, tokenizer),
         )
 
     # ---- requests ----------------------------------------------------------------------------------------------------
@@ -176,7 +181,7 @@ class Engine:
             next(self._ids),
             ids,
             params,
-            self.end_ids,
+            self.end_ids(adapter),
             self.limit_tokens,
             self.decoder_after(ids),
             on_output,
@@ -221,6 +226,10 @@ class Engine:
             self._prompt_tokens,
             self._generated_tokens,
         )
+
+    def end_ids(self, adapter: str | None = None) -> frozenset[int]:
+        """Return the tokens that end an answer of the base, or of an adapter."""
+        return self._end_ids | self._adapter_end_ids.get(adapter or "", frozenset())
 
     def decoder_after(self, prompt_ids: Sequence[int]) -> StreamDecoder:
         """Return a decoder for the answer to this prompt, which may begin inside a character."""

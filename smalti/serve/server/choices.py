@@ -30,6 +30,8 @@ class Choice:
     """The prompt's text, if it is shown before the answer."""
     added: int = 0
     """Tokens at the start of the prompt that the client did not write."""
+    adapter: str | None = None
+    """The adapter that answers; None: the base."""
     strip: bool = False
     """True when whitespace before the first word belongs to the chat format, not to the answer."""
     n_tokens: int = 0
@@ -60,6 +62,6 @@ class Choice:
         if self.scored:
             self._row.add(output.tokens)
             # The tokens of a stop text are not reported; an end token has no text and is.
-            by_stop_text = output.finish_reason == "stop" and self._last_id not in self.engine.end_ids
+            by_stop_text = output.finish_reason == "stop" and self._last_id not in self.engine.end_ids(self.adapter)
             tokens += self._row.take(self._shown, rest=output.finish_reason is not None and not by_stop_text)
         return Delta(self.index, text, tokens, output.finish_reason)

@@ -48,7 +48,7 @@ def _model(serving: Serving, name: str) -> dict[str, object]:
         "created": serving.created,
         "owned_by": "smalti",
         "max_model_len": serving.engine.limit_tokens,
-        "has_chat_template": bool(serving.chat.source),
+        "has_chat_template": bool(serving.chat_of(serving.adapter_of(name)).source),
     }
 
 
@@ -92,19 +92,20 @@ async def _chat(serving: Serving, body: ChatRequest) -> PreparedRequest:
     requested = body.longest()
     if requested == 0:
         raise ApiError(400, "'max_tokens' must be 1 or more", param="max_tokens", code="invalid_value")
+    chat = serving.chat_of(adapter)
     messages = [message.plain(f"messages.{index}") for index, message in enumerate(body.messages)]
     async with serving.template_turn:
-        prompt = await asyncio.to_thread(chat_to_tokens, messages, serving.chat, serving.engine)
+        prompt = await asyncio.to_thread(chat_to_tokens, messages, chat, serving.engine)
     max_tokens = serving.engine.limit_tokens if requested is None else requested
     scored = bool(body.logprobs)
     return PreparedRequest(
         [prompt],
-        _params(body, max_tokens, (body.top_logprobs or 0) if scored else None, stops=serving.chat.stops),
+        _params(body, max_tokens, (body.top_logprobs or 0) if scored else None, stops=chat.stops),
         body.n or 1,
         body.seed,
         ChatShape(adapter or serving.name, serving.engine.tokenizer, scored),
         scored=scored,
-        strip=not serving.chat.source,
+        strip=not chat.source,
         stream=bool(body.stream),
         usage_in_stream=body.usage_in_stream(),
         ignored=ignored(body),

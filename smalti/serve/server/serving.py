@@ -2,7 +2,7 @@
 
 import asyncio
 import secrets
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from fastapi import Request
@@ -35,6 +35,8 @@ class Serving:
     chat: ChatFormat
     metrics: Metrics
     name: str
+    adapter_chats: Mapping[str, ChatFormat] = field(default_factory=dict)
+    """The chat formats of adapters; one that is not in it has the base's."""
     max_choices: int = 128
     """Choices (prompts times n) that one request may ask for; also bounded by the engine's limits."""
     template_turn: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -58,6 +60,10 @@ class Serving:
                 param="model", code="model_not_found",
             )  # fmt: skip
         return None if name == self.name else name
+
+    def chat_of(self, adapter: str | None) -> ChatFormat:
+        """Return the chat format of an adapter, or with None of the base."""
+        return self.chat if adapter is None else self.adapter_chats.get(adapter, self.chat)
 
     def check_choices(self, n_choices: int) -> None:
         """Raise ApiError where one request asks for too many choices."""
@@ -118,6 +124,7 @@ async def answer(serving: Serving, request: Request, prepared: PreparedRequest) 
             prompt.ids,
             prompt.text if prepared.echo else None,
             prompt.added,
+            prepared.adapter,
             prepared.strip,
         )
         for index, prompt in enumerate(prompt for prompt in prepared.prompts for _ in range(prepared.n))

@@ -12,6 +12,7 @@ from smalti.base.errors import DataError, UserError
 from smalti.config.adapter import AdapterConfig
 from smalti.config.load import dump, load
 from smalti.config.run import RunConfig
+from smalti.config.tune import TuneConfig
 from smalti.distributed.checkpoint import base, checkpoint
 from smalti.distributed.checkpoint.export import errors_of_merge, export, relative_error
 from smalti.model.adapters import peft
@@ -20,6 +21,7 @@ from smalti.model.adapters.apply import apply, is_adapter
 from smalti.model.decoder import Decoder
 from smalti.model.huggingface import load_folder
 from smalti.serve.folders import find
+from smalti.tune.chats.templates import write_template
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 
@@ -29,13 +31,15 @@ def adapter_run(root: Path, family: str = "llama") -> tuple[Path, Decoder]:
     export(tiny_run(root, family=family))
     made = root / "runs/tiny"
     adapter = AdapterConfig(rank=2, alpha=6, targets=("attention",))
+    tune = TuneConfig.model_validate({"examples": {"files": ["answers.jsonl"], "template": "chatml"}})
     config = load(RunConfig, str(made)).config.model_copy(
-        update={"name": "tuned", "init_from": str(made / "export"), "adapter": adapter}
+        update={"name": "tuned", "init_from": str(made / "export"), "adapter": adapter, "tune": tune}
     )
     run = root / "runs/tuned"
     run.mkdir()
     (run / "config.yaml").write_text(dump(config))
     (made / "tokenizer").rename(run / "tokenizer")
+    write_template(run / "tokenizer", "{{ messages[0].content }}", [0, 3])
     model = load_folder(made / "export", torch.float32)
     apply(model, adapter)
     with torch.no_grad():
@@ -66,9 +70,16 @@ def test_adapters_alone_and_merged(family: str, tmp_path: Path) -> None:
         )
     record = json.loads((folder / "export.json").read_text())
     assert (record["run"], record["step"], record["base"]["kind"]) == ("tuned", 4, "folder")
+    card = (folder / "README.md").read_text()
+    assert "| chat template | chatml |" in card
+    assert "| examples | answers.jsonl |" in card
+    assert f"| parents | {tmp_path / 'runs/tiny/export'} |" in card
+    for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "generation_config.json"):
+        assert (folder / name).read_bytes() == (run / "tokenizer" / name).read_bytes()
 
-    with pytest.raises(UserError, match="no exported model yet"):
+    with pytest.raises(UserError, match="no exported model yet") as raised:
         find(str(run))
+    assert raised.value.hint == f"smalti export {run} --merge"
     merged = load_folder(export(run, merge=True))
     ids_BT = torch.arange(40).view(2, 20)
     with torch.no_grad():
