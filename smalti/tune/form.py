@@ -18,8 +18,8 @@ class Form:
     key: list[Any]
     """All that determines it besides files and tokenizer."""
     max_tokens: int
-    """The longest example before ``of``."""
-    of: Callable[[Sequence[Example], Tokenizer], Sequence[Example]]
+    """The longest example before ``convert``."""
+    convert: Callable[[Sequence[Example], Tokenizer], Sequence[Example]]
     """Converts the examples of a split. Raises DataError for examples of another kind."""
 
 

@@ -158,7 +158,7 @@ def _write(folder: Path, tune: TuneConfig, tokenizer: str, form: Form) -> None:
             ChatTokenizer(tokenizer, report.template).write_to(temporary / "tokenizer")
         loaded = load_tokenizer(temporary / "tokenizer")
         for split, examples in by_split.items():
-            write_examples(temporary / split, form.of(examples, loaded), loaded)
+            write_examples(temporary / split, form.convert(examples, loaded), loaded)
         store.write_json(temporary / REPORT_NAME, report.to_json())
         if not folder.exists():  # another process may have written the same
             os.replace(temporary, folder)

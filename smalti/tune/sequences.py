@@ -29,7 +29,7 @@ class Sequences(NamedTuple):
         return _sums(values_ST, self.index_ST, self.lengths_SK.shape[1])
 
     def last(self, values_ST: Tensor) -> Tensor:
-        """Return the value at the last token of each sequence [S, K]; any where there is no sequence."""
+        """Return the value at the last token of each sequence [S, K]; an arbitrary value where there is no sequence."""
         along_ST = torch.arange(values_ST.shape[1], device=values_ST.device).expand_as(self.index_ST)
         begins_SK = along_ST.new_zeros(len(along_ST), self.lengths_SK.shape[1] + 1)
         column_SK = begins_SK.scatter_reduce(1, self.index_ST, along_ST, "amax")[:, :-1]

@@ -188,14 +188,14 @@ def _data(run: Path, config: RunConfig, step: int) -> str:
     }
     rows = []
     for name, source in config.data.sources.items():
-        held, digest = _held(config, source)
-        rows.append((name, f"{trained[name]:,.0f}" if name in trained else "unknown", held, digest))
+        size, digest = _size_and_digest(config, source)
+        rows.append((name, f"{trained[name]:,.0f}" if name in trained else "unknown", size, digest))
     until = f" by step {logged_step:,}" if trained and logged_step != step else ""
     text = _table(("source", f"tokens trained{until}", "tokens in the source", "digest"), rows)
     return text + "\n\nLicences of the documents are not recorded here; whoever passes the model on has to state them."
 
 
-def _held(config: RunConfig, source: SourceConfig) -> tuple[str, str]:
+def _size_and_digest(config: RunConfig, source: SourceConfig) -> tuple[str, str]:
     """Return tokens and digest of a source, in any format; or why they are not known."""
     fetch = config.data.fetch.model_copy(update={"give_up": _GIVE_UP})
     try:

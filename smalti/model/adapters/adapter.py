@@ -23,8 +23,8 @@ class Adapter:
     @classmethod
     def of_tensors(cls, tensors: Mapping[str, Tensor], weights: Mapping[str, Tensor], scale: float) -> "Adapter":
         """Collect the adapters of a model's tensors; ``weights``: those of the plain decoder, by name."""
-        there = {weight: names_of(weight) for weight in weights}
-        pairs = {weight: (tensors[a], tensors[b]) for weight, (a, b) in there.items() if a in tensors}
+        names = {weight: names_of(weight) for weight in weights}
+        pairs = {weight: (tensors[a], tensors[b]) for weight, (a, b) in names.items() if a in tensors}
         return cls(scale, pairs)
 
     def check(self, weights: Mapping[str, Tensor], what: str) -> None:

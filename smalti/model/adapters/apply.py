@@ -44,12 +44,12 @@ def apply(model: Decoder, config: AdapterConfig, *, compute: torch.dtype = torch
             block.set_submodule("mlp.experts", adapters)
 
 
-def stored_as(there: Mapping[str, Tensor], name: str, weight: Tensor) -> dict[str, Tensor]:
-    """Return the tensors, by name, that hold the frozen weight ``name`` in a model whose tensors are ``there``."""
-    if name in there:
+def stored_as(tensors: Mapping[str, Tensor], name: str, weight: Tensor) -> dict[str, Tensor]:
+    """Return the tensors, by name, that hold the frozen weight ``name`` in a model with these ``tensors``."""
+    if name in tensors:
         return {name: weight}
     codes = f"{name}_codes"
-    if codes not in there:
+    if codes not in tensors:
         return {}  # it belongs to another rank's layers
-    kind: Quantization = "int8" if there[codes].shape[1] == BLOCK else "nf4"
+    kind: Quantization = "int8" if tensors[codes].shape[1] == BLOCK else "nf4"
     return dict(zip((codes, f"{name}_scales"), quantize(weight, kind), strict=True))

@@ -90,8 +90,8 @@ class LoRAExperts(Experts):
             setattr(self, f"{part}_lora_A", nn.Parameter(torch.empty(number, rank, inputs, device=device)))
             setattr(self, f"{part}_lora_B", nn.Parameter(torch.empty(number, outputs, rank, device=device)))
         self.num_experts = self.up_proj.shape[0]
-        there = [part for part in PARTS if getattr(self, part) is not None]
-        self.stores = {part: Store(self, part, quantization) for part in there} if quantization else {}
+        parts = [part for part in PARTS if getattr(self, part) is not None]
+        self.stores = {part: Store(self, part, quantization) for part in parts} if quantization else {}
 
     def low_rank(self, part: str) -> tuple[Tensor, Tensor] | None:
         """Return A [E, r, I] and B [E, O, r] of a part, None if it has no adapter."""

@@ -57,7 +57,7 @@ def save(folder: str | Path, adapter: Adapter, model: ModelConfig, config: Adapt
     ranks: dict[str, int] = {}
     weights = meta_weights(model)
     for rule in _rules(model):
-        for module, a, b in _theirs(rule, adapter, weights):
+        for module, a, b in _peft_tensors(rule, adapter, weights):
             tensors |= {f"{_PREFIX}{module}.lora_A.weight": a, f"{_PREFIX}{module}.lora_B.weight": b}
             if a.shape[0] != config.rank:
                 ranks[module.rpartition(".")[2]] = a.shape[0]
@@ -66,7 +66,7 @@ def save(folder: str | Path, adapter: Adapter, model: ModelConfig, config: Adapt
     store.write_json(Path(folder) / CONFIG, _config(config, model, base, tensors, ranks))
 
 
-def _theirs(rule: Rule, adapter: Adapter, weights: dict[str, Tensor]) -> list[tuple[str, Tensor, Tensor]]:
+def _peft_tensors(rule: Rule, adapter: Adapter, weights: dict[str, Tensor]) -> list[tuple[str, Tensor, Tensor]]:
     """Return (module, A, B) of the tensors of one rule that have an adapter."""
     pairs = [adapter.pairs.get(name) for name in rule.ours]
     modules = [name.removesuffix(".weight") for name in rule.theirs]

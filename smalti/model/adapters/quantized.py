@@ -1,8 +1,9 @@
 """Frozen weights in 4 or 8 bits, and their products: dequantised for each pass, never kept.
 
-A weight is cut, row by row, into blocks of 64 numbers; each is stored as its largest absolute value (float32) and a
-code for each number: ``nf4``, the NormalFloat of QLoRA (arXiv:2305.14314, appendix E), two codes in a byte; or
-``int8``, a multiple of 1/127. All storage is uint8, which FSDP shards and gathers without a cast.
+The numbers of a weight, row after row, are cut into blocks of 64, which may cross rows. A block is stored as its
+largest absolute value (float32) and a code for each number: ``nf4``, the NormalFloat of QLoRA (arXiv:2305.14314,
+appendix E), two codes in a byte; or ``int8``, a multiple of 1/127. All storage is uint8, which FSDP shards and gathers
+without a cast.
 
 Shapes: n blocks, I inputs, O outputs, E experts, S slots.
 """

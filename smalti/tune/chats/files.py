@@ -51,7 +51,7 @@ def read_chats(config: ExamplesConfig) -> Iterator[ChatRow]:
                 shape = _shape(chat)
             if _shape(chat) != shape:
                 raise DataError(
-                    f"{row.where}: this row has {_words(_shape(chat))}, and earlier ones have {_words(shape)}",
+                    f"{row.where}: this row has {_text(_shape(chat))}, and earlier ones have {_text(shape)}",
                     allowed="rows of one kind",
                     hint="tune on files of different kinds one after the other",
                 )
@@ -86,7 +86,7 @@ def _shape(chat: Chat) -> tuple[int, list[str]]:
     return len(chat.conversations), sorted(chat.values)
 
 
-def _words(shape: tuple[int, list[str]]) -> str:
+def _text(shape: tuple[int, list[str]]) -> str:
     kind = "a pair of answers" if shape[0] == 2 else "one answer"
     return " with ".join([kind, *shape[1]])
 
