@@ -173,13 +173,16 @@ class _Tile:
         return grad_CU.to(self._hidden_CD.dtype)
 
     def _logits(self) -> tuple[Tensor, Tensor | None]:
-        """Return the logits; with a soft cap in fp32, with tanh(uncapped logit / cap) beside them."""
-        logits_CU = self._hidden_CD @ self.weight_UD.T
-        cap = self._options.soft_cap
-        if cap is None:
-            return logits_CU, None
-        tanh_CU = logits_CU.float().div_(cap).tanh_()
-        return tanh_CU * cap, tanh_CU
+        return capped_logits(self._hidden_CD, self.weight_UD, self._options.soft_cap)
+
+
+def capped_logits(hidden_CD: Tensor, weight_UD: Tensor, soft_cap: float | None) -> tuple[Tensor, Tensor | None]:
+    """Return the logits; with a soft cap in fp32 (fp64 of fp64), with tanh(uncapped logit / cap) beside them."""
+    logits_CU = hidden_CD @ weight_UD.T
+    if soft_cap is None:
+        return logits_CU, None
+    tanh_CU = logits_CU.to(torch.promote_types(logits_CU.dtype, torch.float32)).div_(soft_cap).tanh_()
+    return tanh_CU * soft_cap, tanh_CU
 
 
 def _over_tiles(sums: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:

@@ -23,7 +23,7 @@ from smalti.config.run import RunConfig
 from smalti.data.tokenizer.encode import load_tokenizer
 from smalti.distributed.checkpoint import card, checkpoint
 from smalti.distributed.checkpoint.card import RECORD
-from smalti.distributed.checkpoint.export_adapter import merge_errors, merged_weights, write_adapter
+from smalti.distributed.checkpoint.export_adapter import merge_errors, merged_weights, probe_ids, write_adapter
 from smalti.model.dtypes import DTYPES
 from smalti.model.huggingface import FAMILIES, load_folder, open_folder, save_folder
 from smalti.track.checkpoint_names import best, complete, step_of
@@ -131,11 +131,6 @@ def relative_error(ours: Tensor, theirs: Tensor) -> float:
     return float((ours.double() - theirs.double()).norm() / theirs.double().norm())
 
 
-def probe_ids(vocab_size: int, length: int) -> Tensor:
-    """Return fixed token ids [2, length] spread over the vocabulary, for comparing logits."""
-    return (torch.arange(2 * length) * 7919 % vocab_size).view(2, length)
-
-
 def verify(folder: str | Path) -> float:
     """Return the relative error of our logits, or scores, against those of ``transformers`` on the same folder, fp32.
 
@@ -151,7 +146,7 @@ def verify(folder: str | Path) -> float:
     kind = AutoModelForSequenceClassification if ours.config.num_labels else AutoModelForCausalLM
     theirs = kind.from_pretrained(str(folder), dtype=torch.float32, attn_implementation="eager").eval()
     logging.enable_progress_bar()
-    ids_BT = probe_ids(ours.config.vocab_size, min(128, ours.config.max_position_embeddings))
+    ids_BT = probe_ids(ours.config)
     with torch.inference_mode():
         if ours.config.num_labels:  # without a padding token transformers scores one row at a time, at its last token
             error_frac = relative_error(ours(ids_BT[:1]).value[:, -1], theirs(ids_BT[:1]).logits)

@@ -14,6 +14,7 @@ from smalti.base import clock, store
 from smalti.base.disk import writing
 from smalti.base.errors import DataError
 from smalti.config.adapter import matrices
+from smalti.config.model import ModelConfig
 from smalti.config.run import RunConfig
 from smalti.distributed.checkpoint import base, checkpoint
 from smalti.distributed.checkpoint.card import RECORD, history
@@ -96,11 +97,15 @@ def _relative_error(weights: Mapping[str, Tensor], expected: Mapping[str, Tensor
 def _logits(config: RunConfig, weights: Mapping[str, Tensor]) -> Tensor:
     model = Decoder(config.model)
     model.load_state_dict({name: weight.float() for name, weight in weights.items()})
-    length = min(128, config.model.max_position_embeddings)
-    ids_BT = (torch.arange(2 * length) * 7919 % config.model.vocab_size).view(2, length)
     with torch.inference_mode():
-        logits_BTV: Tensor = model.eval()(ids_BT).value
+        logits_BTV: Tensor = model.eval()(probe_ids(config.model)).value
     return logits_BTV.double()
+
+
+def probe_ids(model: ModelConfig) -> Tensor:
+    """Return fixed token ids [2, up to 128] spread over the vocabulary, for comparing logits."""
+    length = min(128, model.max_position_embeddings)
+    return (torch.arange(2 * length) * 7919 % model.vocab_size).view(2, length)
 
 
 def _quantized_names(config: RunConfig) -> list[str]:

@@ -16,7 +16,7 @@ from torch.autograd.function import once_differentiable
 
 from smalti.distributed.parallel.slices import Ranks, all_gather_stacked
 from smalti.distributed.parallel.tensor import head_shard
-from smalti.tune.heads.log_probs import capped_logits, tiles
+from smalti.tune.heads.log_probs import tiles, wide_logits
 
 Direction = Literal["forward", "reverse"]
 
@@ -112,8 +112,8 @@ def _tile(
     d(t^2 KL(s || T)) / dz = t e^s (s - T - KL).
     """
     temperature = options.temperature
-    student_CV, tanh_CV = capped_logits(hidden_CD, weight_VD, options.soft_caps[0])
-    teacher_CV, _ = capped_logits(teacher_CE, teacher_VE, options.soft_caps[1])
+    student_CV, tanh_CV = wide_logits(hidden_CD, weight_VD, options.soft_caps[0])
+    teacher_CV, _ = wide_logits(teacher_CE, teacher_VE, options.soft_caps[1])
     student_CV, teacher_CV = _log_softmax(student_CV, teacher_CV, temperature, options.ranks)
     difference_CV = student_CV - teacher_CV
     if options.direction == "forward":

@@ -16,7 +16,7 @@ from torch.autograd.function import once_differentiable
 from smalti.distributed.parallel.slices import Ranks, all_gather_stacked
 from smalti.distributed.parallel.tensor import head_shard
 from smalti.train.batches import IGNORE
-from smalti.train.cross_entropy import check_targets
+from smalti.train.cross_entropy import capped_logits, check_targets
 
 _BYTES_PER_LOGIT = 12
 """The logit, in fp32 too, and its probability or gradient."""
@@ -64,7 +64,7 @@ class _LogProbs(torch.autograd.Function):
         """Return log p [B, T]. ``targets_N`` are relative to the first row of ``weight_VD``."""
         partitions, picked = [], []
         for rows in tiles(hidden_ND.shape[0], weight_VD.shape[0], options.chunk_bytes):
-            logits_CV, _ = capped_logits(hidden_ND[rows], weight_VD, options.soft_cap)
+            logits_CV, _ = wide_logits(hidden_ND[rows], weight_VD, options.soft_cap)
             index_C1, inside_C = _index(targets_N[rows], weight_VD.shape[0])
             partitions.append(logits_CV.logsumexp(dim=-1))
             picked.append(logits_CV.gather(1, index_C1)[:, 0] * inside_C)
@@ -87,7 +87,7 @@ class _LogProbs(torch.autograd.Function):
         grad_hidden_ND = torch.empty_like(hidden_ND)
         grad_weight_VD = torch.zeros_like(weight_VD, dtype=torch.promote_types(weight_VD.dtype, torch.float32))
         for rows in tiles(hidden_ND.shape[0], weight_VD.shape[0], options.chunk_bytes):
-            logits_CV, tanh_CV = capped_logits(hidden_ND[rows], weight_VD, options.soft_cap)
+            logits_CV, tanh_CV = wide_logits(hidden_ND[rows], weight_VD, options.soft_cap)
             grad_CV = logits_CV.sub_(partition_N[rows, None]).exp_()
             index_C1, inside_C = _index(targets_N[rows], weight_VD.shape[0])
             grad_CV.scatter_add_(1, index_C1, -inside_C[:, None].to(grad_CV.dtype))
@@ -106,14 +106,10 @@ def tiles(tokens: int, vocabulary: int, chunk_bytes: int, *, tensors: int = 1) -
     return [slice(start, min(start + size, tokens)) for start in range(0, tokens, size)]
 
 
-def capped_logits(hidden_CD: Tensor, weight_VD: Tensor, soft_cap: float | None) -> tuple[Tensor, Tensor | None]:
+def wide_logits(hidden_CD: Tensor, weight_VD: Tensor, soft_cap: float | None) -> tuple[Tensor, Tensor | None]:
     """Return the logits in fp32 (or fp64) and, with a soft cap, tanh(uncapped logit / cap)."""
-    logits_CV = hidden_CD @ weight_VD.T
-    logits_CV = logits_CV.to(torch.promote_types(logits_CV.dtype, torch.float32))
-    if soft_cap is None:
-        return logits_CV, None
-    tanh_CV = logits_CV.div_(soft_cap).tanh_()
-    return tanh_CV * soft_cap, tanh_CV
+    logits_CV, tanh_CV = capped_logits(hidden_CD, weight_VD, soft_cap)
+    return logits_CV.to(torch.promote_types(logits_CV.dtype, torch.float32)), tanh_CV
 
 
 def _index(targets_C: Tensor, vocabulary: int) -> tuple[Tensor, Tensor]:
