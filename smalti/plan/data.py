@@ -6,7 +6,7 @@ anew, the number of repeated tokens is an expectation.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from fractions import Fraction
 from typing import Any
@@ -58,6 +58,8 @@ class SourceCounts:
     """Digest of the source, for its pack index; None for a size given by hand."""
     layout_known: bool = True
     """False for foreign formats, whose bytes to read, and so the cost, are unknown."""
+    epoch_of: Callable[[int], EpochCounts] | None = None
+    """Maps a sequence length to the counts of an epoch, of examples, which are packed when they are opened."""
 
 
 @dataclass(frozen=True)

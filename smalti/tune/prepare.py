@@ -125,7 +125,10 @@ def _files_of(name: str) -> list[str]:
     if not store.is_local(name):
         raise UserError(f"tune.examples.files has {name}", allowed="local files and folders", hint="copy it to a disk")
     if not Path(name).exists():
-        raise DataError(f"tune.examples.files has {name}, which does not exist", hint="check the path")
+        raise DataError(
+            f"tune.examples.files has {name}, which does not exist",
+            hint="'tune.examples.files=[FILE.jsonl]' names yours",
+        )
     return [file.path for file in find_files(name).files]
 
 
@@ -147,6 +150,14 @@ def _write(folder: Path, tune: TuneConfig, tokenizer: str, form: Form) -> None:
 
     All examples are in memory: mismatched answers and references need those of a split together.
     """
+    try:
+        store.make_folder(folder.parent)
+    except OSError as error:
+        raise UserError(
+            f"tune.prepared={tune.prepared} cannot be created: {os.strerror(error.errno or 0)}",
+            allowed="a folder that this user can write to",
+            hint="tune.prepared=FOLDER",
+        ) from error
     temporary = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")
     report = ExamplesReport()
     by_split: dict[str, list[Example]] = {}
@@ -165,7 +176,8 @@ def _write(folder: Path, tune: TuneConfig, tokenizer: str, form: Form) -> None:
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
     if HELDOUT not in by_split:
-        text = "no prompt was held out, so nothing measures the answers: raise tune.examples.heldout_frac"
+        text = "no prompt was held out, so nothing measures the answers and no checkpoint is the best"
+        text += f"; tune.examples.heldout_frac={min(0.2, 10 / max(report.rows, 1)):.2g} holds some out"
         print(f"warning: {text}", file=sys.stderr)
     for name, text in report.rows_of_table():
         print(f"{name:<12} {text}", file=sys.stderr)

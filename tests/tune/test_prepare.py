@@ -10,6 +10,7 @@ import pytest
 from tiny_runs import tiny_run
 
 from smalti.base.errors import UserError
+from smalti.cli.plan.data_counts import known_sources, make_plan, reading_of
 from smalti.cli.working_directory import load_run
 from smalti.config.load import Loaded
 from smalti.config.run import RunConfig
@@ -63,6 +64,9 @@ def test_epochs_are_converted_to_steps(root: Path) -> None:
     folder = _load(root).config.data.sources["examples"].path
     rows = ExampleRows(ExampleSource(folder, ExamplesRecord.load(folder)), 96, 0).size
     assert steps(**{"train.duration": "10ep"}) == math.ceil(10 * rows * 96 / 192)
+    config = _load(root, **{"train.duration": "10ep"}).config
+    (planned,) = make_plan(config, known_sources(config, {}), reading_of(config)).sources
+    assert planned.epochs == pytest.approx(config.length.total_steps * 192 / (rows * 96))
     halved = "[{weights: {examples: 1, code: 1}}]"
     mixed = steps(**{"train.duration": "10ep", "data.stages": halved, "data.sources.code": root / "data/code/train"})
     assert mixed == pytest.approx(2 * steps(**{"train.duration": "10ep"}), abs=1)

@@ -118,10 +118,21 @@ def _from_folder(config: "RunConfig", name: str) -> "SourceCounts":
 
 def counts_of(name: str, source: "Source", index_bytes: int) -> "SourceCounts":
     """Return the counts of an opened source; what reading costs is only known for Smalti's token files."""
+    from smalti.data.examples.source import ExampleSource
+    from smalti.data.pack.examples import ExampleRows
     from smalti.data.tokens import TokenSource
     from smalti.data.tokens import format as layout
-    from smalti.plan.data import SourceCounts
+    from smalti.plan.data import EpochCounts, SourceCounts
 
+    if isinstance(source, ExampleSource):
+        opened = source
+
+        def epoch_of(seq_len: int) -> EpochCounts:
+            rows, record = ExampleRows(opened, seq_len, 0), opened.record
+            targets = record.n_tokens - record.n_sequences
+            return EpochCounts(rows.size, record.n_sequences / rows.size, 1 - targets / (rows.size * seq_len))
+
+        return SourceCounts(name, source.n_tokens, digest=source.digest, layout_known=False, epoch_of=epoch_of)
     if not isinstance(source, TokenSource):
         return SourceCounts(name, source.n_tokens, digest=source.digest, layout_known=False)
     manifest = source.manifest
@@ -151,7 +162,7 @@ def make_plan(config: "RunConfig", known: Mapping[str, "SourceCounts"], reading:
         # a source needs only the sequence lengths of the stages that read it
         seq_lens = [segment.seq_len if taken[number][k] else None for number, segment in enumerate(schedule.segments)]
         longest = max(filter(None, seq_lens), default=0)
-        if known[name].n_tokens <= longest:
+        if known[name].n_tokens <= longest and known[name].epoch_of is None:
             raise DataError(
                 f"source '{name}' has {known[name].n_tokens:,} tokens, less than one sequence",
                 allowed=f"at least {longest + 1:,} tokens, for sequences of {longest:,}",
@@ -169,6 +180,8 @@ def _epoch(config: "RunConfig", source: "SourceCounts", seq_len: int | None) -> 
 
     if seq_len is None:
         return EpochCounts(1)
+    if source.epoch_of is not None:
+        return source.epoch_of(seq_len)
     if config.data.packing == "concat" or source.digest is None:
         return EpochCounts(n_sequences(source.n_tokens, seq_len))
     path = config.data.sources[source.name].path

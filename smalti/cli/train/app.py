@@ -145,7 +145,9 @@ def _as_agent(loaded: "Loaded[RunConfig]", arguments: list[str], *, fork: "Fork 
     why_not = preflight.not_exportable(loaded.config)
     _warn(why_not)
     parallel = loaded.config.train.parallel
-    argv = ["smalti", *arguments, *(["--fork"] if fork else [])]
+    tune = loaded.config.tune
+    verb = ["train"] if tune is None or fork or trial else ["tune", tune.kind]  # how a user starts it
+    argv = ["smalti", *verb, *arguments[1:], *(["--fork"] if fork else [])]
     folder = RunFolder.open(loaded.config, loaded.origins, argv=argv, fork=fork)
 
     if fork:
@@ -166,7 +168,7 @@ def _as_agent(loaded: "Loaded[RunConfig]", arguments: list[str], *, fork: "Fork 
     def reopen() -> RunFolder:
         nonlocal folder
         folder.close()
-        folder = RunFolder.open(loaded.config, loaded.origins, argv=argv[: len(arguments) + 1])  # already forked
+        folder = RunFolder.open(loaded.config, loaded.origins, argv=argv[:-1] if fork else argv)  # already forked
         return folder
 
     try:

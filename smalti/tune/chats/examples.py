@@ -93,9 +93,10 @@ def examples_of(
         progress("tokenizing examples", report.rows, report.rows, "row")
     if "train" not in report.splits:
         raise DataError(
-            f"no training example is left of {report.rows:,} rows",
+            f"no training example is left of the {report.rows:,} rows of {', '.join(config.files)}"
+            + "".join(f"; {name}: {count}" for name, count in report.rows_of_table()),
             allowed="one example or more",
-            hint="; ".join(f"{name}: {count}" for name, count in report.rows_of_table()),
+            hint="check the files, and the options that drop rows: tune.examples.too_long, heldout_frac, decontaminate",
         )
 
 

@@ -84,6 +84,7 @@ def test_a_killed_run_equals_an_undisturbed_one(tmp_path: Path) -> None:
     exported = run_cli(work, "export", "runs/killed")
     assert int(best.removeprefix("step-")) == json.loads((run / "export/export.json").read_text())["step"]
     assert exported.returncode == 0, exported.stderr
+    assert json.loads((run / "provenance.json").read_text())["command"] == ["smalti", "tune", "sft", "killed.yaml"]
     card = (run / "export/README.md").read_text()
     assert "| examples | sums.jsonl |" in card
     assert "| parents | runs/tiny |" in card
