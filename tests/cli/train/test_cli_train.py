@@ -21,6 +21,7 @@ from smalti.config.run import RunConfig
 from smalti.data.stream.inputs import read_inputs
 from smalti.data.tokens.writer import TokenWriter
 from smalti.distributed.group.lost import lost_peer
+from smalti.evals.in_loop import heldout_hook
 from smalti.track.run import RunFolder
 
 DryRun = Callable[..., tuple[int, str, str]]
@@ -156,7 +157,7 @@ def test_sources_gone_through_too_often_are_warned_of_as_by_plan_data(work, dry_
     assert run_command(["train", "r.yaml", long]) == 0
     assert re.findall(r"(?m)^warning: (source .*)$", capsys.readouterr().err) == lines
     config = load(RunConfig, "r.yaml", [long]).config
-    _evaluation(config, read_inputs(config.data))
+    _evaluation(heldout_hook, config, read_inputs(config.data), None)
     assert [record.message for record in caplog.records if "is repeated for" in record.message] == lines
     capsys.readouterr()  # the log's own lines, where an earlier test has sent the log to stderr
     assert run_command(["train", "r.yaml"]) == 0

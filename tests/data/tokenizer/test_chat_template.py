@@ -118,10 +118,10 @@ def test_a_batch_of_conversations_with_prefixes_is_rendered_without_those_that_f
 
 @pytest.mark.slow
 def test_the_limit_is_of_one_text(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "LIMIT_S", 0.3)
-    process = TemplateProcess("{% for i in range(99999) %}{% for j in range(n) %}{% endfor %}{% endfor %}x", {"n": 5})
-    (texts,) = process.render([Conversation(GOOD, [(1, False)] * 6)])
-    assert texts == ["x"] * 6
+    monkeypatch.setattr(module, "LIMIT_S", 0.6)  # of all texts together it would be too little
+    process = TemplateProcess("{% for i in range(9999) %}{% for j in range(n) %}{% endfor %}{% endfor %}x", {"n": 10})
+    (texts,) = process.render([Conversation(GOOD, [(1, False)] * 40)])
+    assert texts == ["x"] * 40
 
 
 def test_one_ctrl_c_ends_a_loop_and_its_process() -> None:
