@@ -17,7 +17,7 @@ NOT_RUN = {
     "smalti runs send runs/demo 'track.sinks=[mlflow]'": "needs a server; tests/track/test_track_mlflow.py starts one",
     "smalti serve runs/demo --port 8000": "does not end; tests/serve start it",
     "smalti eval data llm-foundry/scripts/eval/local_data --check": "needs Gauntlet files; test_evals_gauntlet.py",
-    "smalti tune compare instruct --ways prompt,lora,full 'tune.examples.files=[answers.jsonl]'": "tests/cli/tune run it",
+    "smalti tune compare instruct --ways prompt,lora,full 'tune.examples.files=[answers.jsonl]'": "tests/cli/tune do",
     "smalti tune preference dpo init_from=runs/instruct/export 'tune.examples.files=[pairs.jsonl]'": "tests/tune do",
     "smalti tune reward reward init_from=runs/instruct/export 'tune.examples.files=[pairs.jsonl]'": "the same",
     "smalti eval lint mine.jsonl; smalti eval lint --suite gauntlet data=DIR --json": "the same; test_evals_lint.py",
