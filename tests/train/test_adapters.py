@@ -68,8 +68,7 @@ def _train(rank: int, config: RunConfig) -> tuple[list[float], dict[str, torch.T
     return losses.values, weights
 
 
-@pytest.mark.sample(1)
-@pytest.mark.slow
+@pytest.mark.exhaustive  # two processes; only this has quantised weights as shards
 @pytest.mark.parametrize(
     ("parallel", "quantize"),
     [({"shard": 2}, "nf4"), ({"shard": 2}, None), ({"sequence": 2}, None), ({"replicate": 2}, "int8")],

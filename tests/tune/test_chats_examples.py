@@ -159,7 +159,7 @@ def test_rows_that_the_template_rejects_are_named_or_dropped(tmp_path: Path, fol
         read(tmp_path, folder, rows, template=str(template))
     examples, report = read(tmp_path, folder, rows, template=str(template), unreadable="drop")
     assert (len(examples), report.unreadable.n) == (1, 1)
-    with pytest.raises(DataError, match=r"no training example is left of 1 rows(.|\n)*unreadable: 1"):
+    with pytest.raises(DataError, match=r"no training example is left of the 1 rows(.|\n)*unreadable: 1"):
         read(tmp_path, folder, rows[:1], template=str(template), unreadable="drop")
     weighted = [{**message, "weight": 0} for message in chat("q", "a")]
     with pytest.raises(DataError, match="no message is in the loss"):
