@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from smalti.base import log, store
 from smalti.base.errors import UserError
 from smalti.config.run import JobConfig
-from smalti.track.checkpoint_names import BEST, best
+from smalti.track.checkpoint_names import BEST, best, complete, step_of
 from smalti.track.sinks.jsonl import read_metrics
 from smalti.train.hooks import Hook
 from smalti.train.loop import Job
@@ -23,32 +23,27 @@ def watch(config: JobConfig) -> list[Hook]:
 
 
 class KeepBest(Hook):
-    """Writes ``checkpoints/best`` on rank 0 when a saved step has the lowest value so far."""
+    """Writes ``checkpoints/best`` on rank 0 when a saved step has a lower value than the best so far."""
 
     def __init__(self, metric: str) -> None:
         self._metric = metric
-        self._values: dict[int, float] = {}
-        self._saved: set[int] = set()
+        self._latest: tuple[int, float] | None = None
+        """Step and value of the latest evaluation."""
+        self._best_value: float | None = None
 
     def on_start(self, job: Job) -> None:
-        """Read the value of the best checkpoint before this attempt; warn if nothing measures one."""
+        """Warn if nothing measures the metric."""
         if job.evaluate is None and job.is_first:
             log.get("train").warning(
                 "train.checkpoint.best=%s has no effect: nothing is held out; export takes the newest checkpoint",
                 self._metric,
             )
-        step = best(job.folder.checkpoints)
-        if step is None:
-            return
-        for row in read_metrics(job.folder.path):
-            if row.get("step") == step and row.get(self._metric) is not None:
-                self._values[step], self._saved = float(row[self._metric]), {step}
 
     def on_eval(self, job: Job, metrics: Mapping[str, float]) -> None:
         """Compare, if this step is saved already. Raises UserError where the evaluation has no such metric."""
         if self._metric in metrics:
-            self._values[job.state.step] = metrics[self._metric]
-            self._write(job)
+            self._latest = job.state.step, metrics[self._metric]
+            self._compare(job)
         elif any(name.startswith("metrics/eval/") for name in metrics):
             raise UserError(
                 f"train.checkpoint.best={self._metric} is not measured",
@@ -58,14 +53,31 @@ class KeepBest(Hook):
 
     def on_checkpoint(self, job: Job, path: str) -> None:
         """Compare, if this step is evaluated already."""
-        self._saved.add(job.state.step)
-        self._write(job)
+        self._compare(job)
 
-    def _write(self, job: Job) -> None:
-        step = job.state.step
-        if step not in self._saved or not math.isfinite(self._values.get(step, math.nan)):
+    def _compare(self, job: Job) -> None:
+        """Write the step and its event, if it is evaluated, saved (also by an earlier attempt) and better."""
+        step, (evaluated, value) = job.state.step, self._latest or (-1, math.nan)
+        folder = job.folder.checkpoints
+        if not job.is_first or evaluated != step or not math.isfinite(value):
             return
-        others = [value for saved, value in self._values.items() if saved in self._saved and saved != step]
-        if job.is_first and all(self._values[step] < value for value in others):
-            store.write_text(job.folder.checkpoints / BEST, f"step-{step:08d}\n")
-            job.events.write("checkpoint_best", step=step, metric=self._metric, value=self._values[step])
+        if step not in map(step_of, complete(folder)):
+            return
+        known = best(folder)
+        if known is not None and known != step:
+            if self._best_value is None:
+                self._best_value = self._recorded(job, known)
+            if value >= self._best_value:
+                return
+        self._best_value = value
+        store.write_text(folder / BEST, f"step-{step:08d}\n")
+        job.events.write("checkpoint_best", step=step, metric=self._metric, value=value)
+
+    def _recorded(self, job: Job, step: int) -> float:
+        """Return the value at a step of an earlier attempt; infinite if it is not in metrics.jsonl."""
+        values = [
+            row[self._metric]
+            for row in read_metrics(job.folder.path)
+            if row.get("step") == step and row.get(self._metric)
+        ]
+        return float(values[-1]) if values else math.inf
