@@ -13,29 +13,23 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from smalti.base import env, log
+from smalti.base import env
 from smalti.base.env import World
 from smalti.base.errors import SmaltiError, UserError
 from smalti.config.durations import to_seconds
 from smalti.config.run import JobConfig, RunConfig
 from smalti.cost.axes import Layout
-from smalti.cost.params import count
 from smalti.data.stream.inputs import check_inputs, read_inputs
 from smalti.data.stream.stream import Stream
 from smalti.distributed.group import lost
 from smalti.distributed.group import mesh as meshes
 from smalti.distributed.group import world as worlds
 from smalti.distributed.group.mesh import Mesh
-from smalti.distributed.parallel import fsdp, sequence
-from smalti.distributed.parallel.parallelize import parallelize
+from smalti.distributed.parallel import sequence
 from smalti.distributed.parallel.pipeline import StagedDecoder
-from smalti.model.blocks.attention.choice import kernel_names
-from smalti.model.decoder import Decoder
-from smalti.model.dtypes import DTYPES
-from smalti.model.init import draw
 from smalti.track.events import EventLog, NoEventLog
 from smalti.track.run import RunFolder
-from smalti.train import adapters, best, forgetting, oom, origin, profile, rank_setup, resume
+from smalti.train import adapters, best, forgetting, oom, profile, rank_setup, resume
 from smalti.train import microbatch as microbatches
 from smalti.train import pipeline as pipelines
 from smalti.train.batches import Batches, TokenBatches
@@ -46,9 +40,9 @@ from smalti.train.loss import LanguageLoss
 from smalti.train.optim import build_optimizer, moments
 from smalti.train.recorder import build_recorder
 from smalti.train.schedule import LearningRate
+from smalti.train.sharded_model import check_origin, describe, sharded
 from smalti.train.step import ForwardBackward, Loss, StatefulLoss, TrainState, one_by_one
-from smalti.train.vocabulary import new_rows
-from smalti.train.weights import SCORES, keep_tokenizer, open_weights
+from smalti.train.weights import keep_tokenizer
 
 MakeEvaluate = Callable[[RunConfig, Mapping[str, bytes], Mesh], Evaluate | None]
 """(config, what rank 0 has read of sources and held-out sets, mesh) -> the evaluation of held-out loss."""
@@ -168,13 +162,13 @@ def build(
             batches = _token_batches(config, indexes, folder, mesh, device, resolved["microbatch_tokens"])
     assert batches is not None and loss is not None
     path = resume.find_checkpoint(folder, events)
-    base = _check_origin(config, path, origins, own_model=model is not None)
+    base = check_origin(config, path, origins, own_model=model is not None)
     model = sharded(config, model, mesh, device, resumes=path is not None)
     state = state_of(config, model, loss, mesh, device)
     saved = resume.load_checkpoint(path, state, tensors_of(state), batches, events)
     resolved |= _try_microbatch(config, resolved, state, loss, batches, reporter, device)
     peak = rank_setup.peak_flops_per_s(device, config.train.precision.compute, world)
-    events.write("auto_resolved", **resolved, **_describe_model(config, layout, device), peak_flops_per_s=peak)
+    events.write("auto_resolved", **resolved, **describe(config, layout, device), peak_flops_per_s=peak)
     return Job(
         config=config,
         state=state,
@@ -254,67 +248,6 @@ def _require_described(config: JobConfig, **arguments: object) -> None:
 # ---- model ----------------------------------------------------------------------------------------------------------
 
 
-def sharded(
-    config: JobConfig, own_model: nn.Module | None, mesh: Mesh, device: torch.device, *, resumes: bool
-) -> nn.Module:
-    """Build the sharded model. Weights are initialised, or left uninitialised if a checkpoint will be loaded.
-
-    own_model: the caller's model, with the weights of rank 0; None builds that of the config. With adapters, the frozen
-    weights are loaded in both cases.
-    """
-    model = own_model
-    if model is None:
-        assert isinstance(config, RunConfig)
-        with torch.device("meta"):
-            model = Decoder(config.model)
-        adapters.add(model, config)
-    else:
-        adapters.refuse_own_model(config)
-        model.to(device)
-        fsdp.broadcast(model)
-    train = config.train
-    compiles = rank_setup.compiles(config, device)
-    model = parallelize(model, mesh, train.parallel, train.precision, compile_blocks=compiles)
-    keeps_own = resumes and not adapters.has_adapter(config)
-    load = None if config.init_from is None or keeps_own else _open_origin(config, model)
-    if own_model is None and (resumes or load is not None):
-        fsdp.allocate(model, device)
-    if load is not None:
-        _draw_scores(model, config)
-        load()
-        if not resumes:
-            adapters.init(model, config)
-    elif not resumes and own_model is None:
-        assert isinstance(config, RunConfig)
-        described = config.model
-        seed = config.seed
-        fsdp.materialize(model, device, lambda name, shape: draw(name, shape, described, seed))
-    return model
-
-
-def _draw_scores(model: nn.Module, config: JobConfig) -> None:
-    """Set the scores of a reward model, if it is one, to their initial values."""
-    for name, parameter in model.named_parameters():
-        if name == SCORES and isinstance(config, RunConfig):
-            with torch.no_grad():
-                fsdp.assign(parameter, draw(name, parameter.shape, config.model, config.seed))
-
-
-def _describe_model(config: JobConfig, layout: Layout, device: torch.device) -> dict[str, Any]:
-    """Return the numbers of parameters, and the attention kernel of each kind of layer over the longest rows; empty for
-    a model that the config does not describe."""
-    if not isinstance(config, RunConfig):
-        return {}
-    params = count(config.model)
-    dtype = DTYPES[config.train.precision.compute]
-    tokens = max(config.data.seq_lens)
-    packed = config.data.mask_documents
-    kernels: dict[str, str] = dict(kernel_names(config.model, device, dtype, tokens, documents=packed))
-    if layout.sequence > 1 and config.train.parallel.context == "ring":
-        kernels = dict.fromkeys(kernels, "ring")
-    return {"params_total": params.total, "params_active": params.active, "attention": kernels}
-
-
 def state_of(config: JobConfig, model: nn.Module, loss: Loss, mesh: Mesh, device: torch.device) -> TrainState:
     """Build the initial ``TrainState``: the optimizer with its moments, and the forward and backward pass."""
     optimizer = build_optimizer(model, config.train.optimizer)
@@ -349,23 +282,6 @@ def _forward_backward(
     if loss.balance is not None:
         loss.balance.local_rows = model.local_rows
     return pipelines.PipelineForwardBackward(schedule)
-
-
-def _open_origin(config: JobConfig, model: nn.Module) -> Callable[[], None]:
-    assert isinstance(config, RunConfig)
-    assert config.init_from is not None
-    return open_weights(config.init_from, model, worlds.broadcast_from_rank0(lambda: new_rows(config)))
-
-
-def _check_origin(
-    config: JobConfig, path: str | None, origins: Mapping[str, str] | None, *, own_model: bool
-) -> dict[str, str] | None:
-    """Check ``init_from`` of a run that begins, and the base of adapters; returns the latter."""
-    if path is None and not own_model:
-        assert isinstance(config, RunConfig)
-        for line in worlds.broadcast_from_rank0(lambda: origin.check(config, origins)):
-            log.get("train").warning("%s", line)
-    return adapters.check_base(config, path)
 
 
 def tensors_of(state: TrainState) -> dict[str, Tensor]:

@@ -41,6 +41,7 @@ from smalti.model.decoder import Decoder
 from smalti.train import job
 from smalti.train.batches import Microbatch
 from smalti.train.loss import LanguageLoss
+from smalti.train.sharded_model import sharded
 from smalti.train.step import Loss, Metrics, TrainState, one_by_one, train_step
 
 PARTS = ("parameters", "gradients", "optimizer", "activations", "logits", "buffers", "batch")
@@ -113,7 +114,7 @@ def _of_rank(
     try:
         mesh = meshes.build(_CPU, layout)
         # On the meta device first: FSDP2 cannot shard fake tensors.
-        model = job.sharded(config, None, mesh, torch.device("meta"), resumes=True)
+        model = sharded(config, None, mesh, torch.device("meta"), resumes=True)
         expert.assume_even_load(model)
         _set_kernels(model, document_tokens, cuda=cuda)
         rows = _rows(config, layout, tokens)
