@@ -117,7 +117,7 @@ TABLE: tuple[Metric, ...] = (
         "preference/kl",
         "nats",
         "mean over answers",
-        "Log-ratio to the reference of mismatched answers, by which kto estimates the divergence in the next step.",
+        "Log-ratio to the reference of mismatched answers; where it is positive, kto's divergence in the next step.",
     ),
     Metric("reward/accuracy", "1", "mean over pairs", "Share of pairs whose chosen answer has the higher score."),
     Metric("reward/chosen", "1", "mean over pairs", "Score of chosen answers."),
