@@ -151,7 +151,7 @@ def test_z_loss_is_reported_apart() -> None:
     assert not z_loss.requires_grad
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive  # sixteen seconds of a full-size head
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"] if PROVE else ["fp32"])
 def test_takes_a_tenth_of_the_memory_of_plain_cross_entropy(dtype: str) -> None:
     """The shape of bench/cross_entropy.py at a sixteenth of the logits, and of the bytes for a tile."""

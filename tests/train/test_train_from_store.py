@@ -125,7 +125,7 @@ def test_a_job_that_waits_for_its_store_saves_and_ends_on_a_signal(work: Path) -
         assert (run / f"checkpoints/step-{at_step:08d}/COMPLETE").exists()
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive  # two runs beside a server
 def test_a_run_from_a_store_is_the_run_from_the_disk(work: Path) -> None:
     near = train(work, "near")
     faults = Faults(unavailable=0.03, truncate=0.03, latency_s=0.01)
