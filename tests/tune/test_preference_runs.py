@@ -34,6 +34,8 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
                 "label": bool(n % 3),
             }
             labels.write(json.dumps(answer) + "\n")
+    rows = [{"prompt": f"add {n} and 1", "completion": f"{n + 1}"} for n in range(60)]
+    (root / "answers.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     return root
 
 
@@ -120,9 +122,7 @@ def test_examples_of_labelled_answers(root: Path) -> None:
 )  # fmt: skip
 def test_what_does_not_fit_is_refused(root: Path, recipe: str, changes: dict[str, Any], named: str | None) -> None:
     if recipe == "instruct" and changes:
-        answers = root / "answers.jsonl"
-        answers.write_text("".join(f'{{"prompt": "add {n} and 1", "completion": "{n + 1}"}}\n' for n in range(60)))
-        changes = {**changes, "tune.examples.files": f"[{answers}]"}
+        changes = {**changes, "tune.examples.files": f"[{root / 'answers.jsonl'}]"}
     if named is None:
         assert config_of(root, recipe, **changes).tune is not None
         return
@@ -138,7 +138,7 @@ def test_a_config_with_a_loss_of_its_own_needs_it(root: Path, tmp_path: Path) ->
 
 @pytest.mark.exhaustive
 def test_a_model_is_distilled_from_another(root: Path, tmp_path: Path) -> None:
-    changes = {"tune.examples.files": f"[{root / 'labels.jsonl'}]", "train.checkpoint.best": "null"}
+    changes = {"tune.examples.files": f"[{root / 'answers.jsonl'}]", "train.checkpoint.best": "null"}
     teacher = tmp_path / "teacher"
     _run(config_of(root, "instruct", folder=teacher, **changes, **{"train.duration": "6step"}))
     config = config_of(root, "instruct", folder=tmp_path / "run", **changes, **{"tune.distill.teacher": teacher})
