@@ -33,7 +33,7 @@ LATER = """
 import sys
 from smalti.cli.main import run
 folder = sys.argv[1]
-for arguments in (["export", folder], ["eval", "run", folder, "n=4", "tasks=[heldout]"], ["runs", "report", folder]):
+for arguments in (["export", folder], ["eval", "run", folder, "tasks=[heldout]"], ["runs", "report", folder]):
     assert run(arguments) == 0, arguments
 """
 """The later commands, in one process: PyTorch is imported once."""

@@ -67,6 +67,9 @@ def raise_with_lost_ranks(error: Exception, hosts: Sequence[str], *, find_silent
     """
     if not dist.is_initialized() or dist.get_world_size() == 1:
         raise error
+    if find_silent:  # a launcher that sees the first rank end stops the others, which have not recorded the reason yet
+        with suppress(ValueError):  # not the main thread
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
     rank, store = dist.get_rank(), _store()
     if not lost_peer(error):
         report = json.dumps([f"{type(error).__name__}: {error}"[:500], _code(error)])
@@ -110,9 +113,6 @@ def _ranks_off_host_of_rank0(hosts: Sequence[str]) -> list[int]:
 
 def _exchange_reports(store: dist.Store, rank: int) -> Reports | None:
     """Return the reports of the ranks after some seconds; None where the store itself does not answer."""
-    with suppress(ValueError):  # not the main thread
-        # A launcher that sees the first rank end stops the others, which could then name no rank.
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
     size, seconds = dist.get_world_size(), LISTEN_S + _ANSWER_S
     if not _within(seconds, lambda: _report_present(store, rank)):
         return None
