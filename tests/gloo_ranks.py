@@ -19,7 +19,7 @@ import torch.multiprocessing as mp
 
 from smalti.train import rank_setup
 
-_IMPORTED_ONCE = ["torch.distributed", "smalti.train.job", "smalti.evals.in_loop", "pytest", "hypothesis"]
+_IMPORTED_ONCE = ["torch.distributed", "smalti.train.job", "smalti.tune.run", "pytest", "hypothesis"]
 """By the server: what a module of tests imports beside, each of its ranks imports again."""
 
 
@@ -48,10 +48,34 @@ def run_ranks(world_size: int, function: Callable[..., Any], *args: Any, timeout
         return results
 
 
-def _rank(rank: int, world_size: int, folder: str, function: Callable[..., Any], args: tuple[Any, ...]) -> None:
+def exit_code(function: Callable[..., Any], *args: Any, timeout_s: float = 120) -> int:
+    """Run ``function(*args)`` in a process of its own, a world of one; returns its exit code, -9 if it was killed."""
+    context = mp.get_context("forkserver")
+    context.set_forkserver_preload(_IMPORTED_ONCE)
+    process = context.Process(target=_alone, args=(function, args))
+    process.start()
+    process.join(timeout_s)
+    if process.is_alive():
+        process.kill()
+    process.join()
+    assert process.exitcode is not None
+    return process.exitcode
+
+
+def _alone(function: Callable[..., Any], args: tuple[Any, ...]) -> None:
+    _set_up()
+    function(*args)
+    os._exit(0)
+
+
+def _set_up() -> None:
     torch.set_num_threads(1)
     # How fast this CPU multiplies would take each rank a second and more, and is of no matter for tests.
     rank_setup.matmul_rate = lambda device, precision: (1e11, 1024)  # type: ignore[attr-defined]
+
+
+def _rank(rank: int, world_size: int, folder: str, function: Callable[..., Any], args: tuple[Any, ...]) -> None:
+    _set_up()
     number, size = str(rank), str(world_size)
     os.environ.update(RANK=number, LOCAL_RANK=number, WORLD_SIZE=size, LOCAL_WORLD_SIZE=size)
     try:

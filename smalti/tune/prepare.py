@@ -7,7 +7,8 @@ import os
 import re
 import shutil
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from math import ceil
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from smalti.config.train import PrecisionConfig
 from smalti.config.tune import TuneConfig
 from smalti.data.documents.files import find_files
 from smalti.data.documents.heldout import HELDOUT, TRAIN
+from smalti.data.documents.publish import only_writer
 from smalti.data.examples import Example
 from smalti.data.examples.folder import RECORD_NAME, ExamplesRecord, write_examples
 from smalti.data.examples.source import ExampleSource
@@ -158,10 +160,9 @@ def _write(folder: Path, tune: TuneConfig, tokenizer: str, form: Form) -> None:
             allowed="a folder that this user can write to",
             hint="tune.prepared=FOLDER",
         ) from error
-    temporary = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")
     report = ExamplesReport()
     by_split: dict[str, list[Example]] = {}
-    try:
+    with _temporary_folder(folder) as temporary:
         for split, example in examples_of(tune.examples, tokenizer, report, max_tokens=form.max_tokens):
             by_split.setdefault(split, []).append(example)
         shutil.copytree(tokenizer, temporary / "tokenizer", ignore=_NOT_TOKENIZER)
@@ -173,14 +174,27 @@ def _write(folder: Path, tune: TuneConfig, tokenizer: str, form: Form) -> None:
         store.write_json(temporary / REPORT_NAME, report.to_json())
         if not folder.exists():  # another process may have written the same
             os.replace(temporary, folder)
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
     if HELDOUT not in by_split:
         text = "no prompt was held out, so nothing measures the answers and no checkpoint is the best"
         text += f"; tune.examples.heldout_frac={min(0.2, 10 / max(report.rows, 1)):.2g} holds some out"
         print(f"warning: {text}", file=sys.stderr)
     for name, text in report.rows_of_table():
         print(f"{name:<12} {text}", file=sys.stderr)
+
+
+@contextmanager
+def _temporary_folder(folder: Path) -> Iterator[Path]:
+    """Yield a new folder beside ``folder``, removed at the end; first remove those of processes that were killed."""
+    for left in folder.parent.glob(f".{folder.name}.*.tmp"):
+        with suppress(UserError, OSError), only_writer(left):  # unless a process that lives is writing it
+            shutil.rmtree(left)
+    temporary = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")
+    store.make_folder(temporary)
+    try:
+        with only_writer(temporary):
+            yield temporary
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
 
 
 def _steps(train: Mapping[str, Any], folder: Path, seq_len: int, stages: Any) -> dict[str, Any]:
