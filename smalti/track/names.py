@@ -93,7 +93,8 @@ TABLE: tuple[Metric, ...] = (
         "preference/accuracy",
         "1",
         "mean over pairs",
-        "Share of pairs whose chosen answer has the higher reward; kto: of answers on the right side of preference/kl.",
+        "Share of pairs whose chosen answer has the higher reward; kto: of answers on the right side of its "
+        "divergence. Ties (equal up to rounding, as all are before the first step) count one half.",
     ),
     Metric(
         "preference/reward_chosen",
@@ -114,12 +115,18 @@ TABLE: tuple[Metric, ...] = (
     Metric("preference/logp_rejected", "nats", "mean over pairs", "Log-probability of rejected answers."),
     Metric("preference/logp", "nats", "mean over answers", "Log-probability of answers (kto)."),
     Metric(
-        "preference/kl",
+        "preference/kl_estimate",
         "nats",
         "mean over answers",
-        "Log-ratio to the reference of mismatched answers; where it is positive, kto's divergence in the next step.",
+        "Log-ratio to the reference of mismatched answers: an estimate of the divergence, which may be negative by "
+        "chance. kto's divergence in the next step is the estimate, at least 0.",
     ),
-    Metric("reward/accuracy", "1", "mean over pairs", "Share of pairs whose chosen answer has the higher score."),
+    Metric(
+        "reward/accuracy",
+        "1",
+        "mean over pairs",
+        "Share of pairs whose chosen answer has the higher score; ties count one half.",
+    ),
     Metric("reward/chosen", "1", "mean over pairs", "Score of chosen answers."),
     Metric("reward/rejected", "1", "mean over pairs", "Score of rejected answers."),
     Metric("reward/margin", "1", "mean over pairs", "reward/chosen - reward/rejected."),

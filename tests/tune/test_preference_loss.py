@@ -106,7 +106,7 @@ def test_kto_uses_the_divergence_of_the_step_before() -> None:
     sums = {**metrics, "weight": weight}
     loss.state.after_step(model, sums, skip=torch.tensor(True))
     assert float(loss.state.value) == 0
-    sums["preference/kl"] = torch.tensor(6.0)
+    sums["preference/kl_estimate"] = torch.tensor(6.0)
     loss.state.after_step(model, sums, skip=torch.tensor(False))
     assert float(loss.state.value) == 1.5
     assert loss.state.tensors() == {"loss.kl": loss.state.value}
@@ -117,6 +117,19 @@ def test_kto_uses_the_divergence_of_the_step_before() -> None:
         expected += 1 / (1 + math.exp(value if pair.values["label"] else -value))
     assert float(later.detach()) == pytest.approx(expected)
     assert float(later.detach()) != pytest.approx(float(total.detach()))
-    sums["preference/kl"] = torch.tensor(-6.0)
+    sums["preference/kl_estimate"] = torch.tensor(-6.0)
     loss.state.after_step(model, sums, skip=torch.tensor(False))
     assert float(loss.state.value) == 0, "a divergence is not negative"
+
+
+@pytest.mark.parametrize("name", ["dpo", "ipo", "simpo", "kto"])
+def test_ties_with_the_reference_are_half_accurate(name: str) -> None:
+    model, pairs = Layerless(), []
+    for pair in some_pairs(3):
+        second = pair.first if name == "simpo" else pair.second
+        log_ps = (float(log_p(model, answer).detach()) for answer in (pair.first, second))
+        references = dict(zip(("reference_first", "reference_second"), log_ps, strict=True))
+        pairs.append(Pair(pair.first, second, {**references, "label": 1.0}))
+    for dtype in (torch.float64, torch.float32):  # equal, and up to rounding
+        _, weight, metrics = loss_of({"loss": name})(model, pack([pairs], dtype=dtype))
+        assert float(metrics["preference/accuracy"] / weight) == 0.5

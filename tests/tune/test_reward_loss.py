@@ -42,8 +42,8 @@ def _check(rows: list[list[Pair]]) -> None:
     assert int(weight) == len(pairs)
     torch.testing.assert_close(total, expected, rtol=1e-9, atol=1e-9)
     torch.testing.assert_close([p.grad for p in model.parameters()], wanted, rtol=1e-8, atol=1e-9)
-    right = sum(bool(_score(model, pair.first) > _score(model, pair.second)) for pair in pairs)
-    assert int(metrics["reward/accuracy"]) == right
+    margins = [float((_score(model, pair.first) - _score(model, pair.second)).detach()) for pair in pairs]
+    assert float(metrics["reward/accuracy"]) == sum(0.5 if abs(m) < 1e-9 else float(m > 0) for m in margins)
 
 
 def test_a_score_is_that_of_the_last_token() -> None:

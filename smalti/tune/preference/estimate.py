@@ -20,7 +20,7 @@ class KLEstimate:
     @torch.no_grad()
     def after_step(self, model: nn.Module, sums: dict[str, Tensor], skip: Tensor) -> None:
         """Set it from the sums over the whole batch; unchanged where ``skip`` is true."""
-        estimate = mean_kl(sums["preference/kl"], sums["weight"])
+        estimate = mean_kl(sums["preference/kl_estimate"], sums["weight"])
         self.value.copy_(torch.where(skip, self.value, estimate.to(self.value.dtype)))
 
     def tensors(self) -> dict[str, Tensor]:

@@ -18,6 +18,7 @@ from smalti.train.batches import IGNORE, Microbatch
 from smalti.train.step import Loss, Metrics
 from smalti.tune.heads.log_probs import log_probs_head
 from smalti.tune.losses import preference as losses
+from smalti.tune.losses.accuracy import correct
 from smalti.tune.preference.estimate import KLEstimate
 from smalti.tune.sequences import Sequences, column, sequences_of
 
@@ -85,8 +86,10 @@ class PairLoss(_OverSequences):
         total = (self._loss_of(chosen_SP, rejected_SP) * exists_SP).sum()
         with torch.no_grad():
             beta = self.config.beta_or_default
+            size_SK = log_p_SK.abs() / lengths_SK
+            is_correct_SP = correct(chosen_SP - rejected_SP, size_SK[:, 0::2] + size_SK[:, 1::2])
             metrics = {
-                "preference/accuracy": ((chosen_SP > rejected_SP) & exists_SP).sum(),
+                "preference/accuracy": (is_correct_SP * exists_SP).sum(),
                 "preference/reward_chosen": (beta * chosen_SP * exists_SP).sum(),
                 "preference/reward_rejected": (beta * rejected_SP * exists_SP).sum(),
                 "preference/reward_margin": (beta * (chosen_SP - rejected_SP) * exists_SP).sum(),
@@ -144,11 +147,12 @@ class KTOLoss(_OverSequences):
             undesirable_weight=config.undesirable_weight,
         )
         with torch.no_grad():
-            right_SP = (log_ratio_SP > kl) == desirable_SP
+            above_SP = log_ratio_SP - kl
+            is_correct_SP = correct(torch.where(desirable_SP, above_SP, -above_SP), log_p_SK[:, 0::2].abs())
             metrics = {
-                "preference/accuracy": (right_SP & exists_SP).sum(),
+                "preference/accuracy": (is_correct_SP * exists_SP).sum(),
                 "preference/logp": (log_p_SK[:, 0::2] * exists_SP).sum(),
-                "preference/kl": (mismatched_SP * exists_SP).sum(),
+                "preference/kl_estimate": (mismatched_SP * exists_SP).sum(),
                 "loss/train/targets": sequences.lengths_SK[:, 0::2].sum(),
             }
         return (loss_SP * exists_SP).sum(), exists_SP.sum(), metrics

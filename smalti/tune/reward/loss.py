@@ -6,6 +6,7 @@ from torch import Tensor, nn
 from smalti.config.preference import RewardConfig
 from smalti.train.batches import IGNORE, Microbatch
 from smalti.train.step import Metrics
+from smalti.tune.losses.accuracy import correct
 from smalti.tune.losses.reward import bradley_terry
 from smalti.tune.sequences import column, sequences_of
 
@@ -38,8 +39,9 @@ class RewardLoss:
         margin_SP = column(microbatch, MARGIN)[:, 0::2] if MARGIN in microbatch.values else None
         loss_SP = bradley_terry(chosen_SP, rejected_SP, margin_SP, center_coef=self.config.center_coef)
         with torch.no_grad():
+            is_correct_SP = correct(chosen_SP - rejected_SP, chosen_SP.abs() + rejected_SP.abs())
             metrics = {
-                "reward/accuracy": ((chosen_SP > rejected_SP) & exists_SP).sum(),
+                "reward/accuracy": (is_correct_SP * exists_SP).sum(),
                 "reward/chosen": (chosen_SP * exists_SP).sum(),
                 "reward/rejected": (rejected_SP * exists_SP).sum(),
                 "reward/margin": ((chosen_SP - rejected_SP) * exists_SP).sum(),
