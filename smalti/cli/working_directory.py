@@ -8,6 +8,8 @@ import os
 import re
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -21,23 +23,32 @@ _PATHS = re.compile(
 )
 
 
-def load_run(recipe: str, overrides: Sequence[str] = ()) -> "Loaded[RunConfig]":
+def load_run(recipe: str, overrides: Sequence[str] = (), *, tokenize: bool = True) -> "Loaded[RunConfig]":
     """Load the config of a run; without a section ``model`` it gets that of ``init_from``.
 
-    For a section ``tune`` the examples are tokenized, unless an earlier command has.
+    For a section ``tune`` the examples are tokenized, unless an earlier command has. Without ``tokenize`` they are not:
+    a duration in epochs of examples whose number is unknown then stays as it is, in a config that can only be shown.
     """
     from smalti.config.load import load
     from smalti.config.run import RunConfig
+    from smalti.config.tune import UNKNOWN_STEPS, TuneRecipe
 
-    return load(RunConfig, recipe, overrides, origin_model=_model_of, complete=_with_examples)
+    complete = partial(_with_examples, tokenize=tokenize)
+    loaded = load(RunConfig, recipe, overrides, origin_model=_model_of, complete=complete)
+    if tokenize or loaded.config.train.duration != UNKNOWN_STEPS:
+        return loaded
+    written, key = load(TuneRecipe, recipe, overrides), "train.duration"
+    train = loaded.config.train.model_copy(update={"duration": written.config.train["duration"]})
+    origins = {**loaded.origins, key: written.origins[key]}
+    return replace(loaded, config=loaded.config.model_copy(update={"train": train}), origins=origins)
 
 
-def _with_examples(values: "Mapping[str, Any]") -> "Additions":
+def _with_examples(values: "Mapping[str, Any]", *, tokenize: bool) -> "Additions":
     if not values.get("tune"):
         return {}, ""
     from smalti.tune.prepare import complete
 
-    return complete(values)
+    return complete(values, tokenize=tokenize)
 
 
 def _model_of(source: str) -> "ModelConfig":

@@ -16,6 +16,10 @@ Kind = Literal["sft", "preference", "reward"]
 """The verbs of ``smalti tune`` that train."""
 
 
+UNKNOWN_STEPS = "1000000000step"
+"""``train.duration`` in place of epochs of examples that are not tokenized; in no config of a run."""
+
+
 class TuneConfig(Config):
     """Tuning of the model of ``init_from`` on examples. They are tokenized before the run and become
     ``data.sources.examples``, the held-out ones ``data.heldout.validation``."""

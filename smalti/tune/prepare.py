@@ -16,9 +16,10 @@ from typing import Any
 from smalti.base import env, store
 from smalti.base.errors import DataError, UserError
 from smalti.base.hashing import digest_json, sha256_file
+from smalti.config.families import FAMILIES
 from smalti.config.load import Additions, from_dict
 from smalti.config.train import PrecisionConfig
-from smalti.config.tune import TuneConfig
+from smalti.config.tune import UNKNOWN_STEPS, TuneConfig
 from smalti.data.documents.files import find_files
 from smalti.data.documents.heldout import HELDOUT, TRAIN
 from smalti.data.documents.publish import only_writer
@@ -46,9 +47,11 @@ _DECIDES_TOKENS = (
 _NOT_TOKENIZER = shutil.ignore_patterns("*.safetensors*", "*.bin", "*.pt", "*.pth", "README.md")
 
 
-def complete(values: Mapping[str, Any]) -> Additions:
+def complete(values: Mapping[str, Any], *, tokenize: bool = True) -> Additions:
     """Return what follows from ``tune`` and ``init_from`` of a recipe: sources, held-out set, tokenizer, and the steps
     of a duration in epochs. Tokenizes the examples, unless an earlier command has.
+
+    Without ``tokenize`` nothing is written: prompts count as held out, and epochs become ``UNKNOWN_STEPS``.
 
     Raises UserError for a recipe without ``init_from``, and DataError for bad examples.
     """
@@ -58,13 +61,17 @@ def complete(values: Mapping[str, Any]) -> Additions:
         raise UserError("a recipe with 'tune:' has no init_from", hint="init_from=runs/NAME/export, the model to tune")
     data = values.get("data") or {}
     model = values.get("model") or {}
+    if tune.reward:
+        _require_scores(model.get("family") or model_of(origin).family)
     seq_len = data.get("seq_len") or model.get("max_position_embeddings") or model_of(origin).max_position_embeddings
     compute = ((values.get("train") or {}).get("precision") or {}).get("compute", PrecisionConfig().compute)
     tokenizer = data.get("tokenizer") or tokenizer_of(origin)
-    folder = prepared_folder(tune, tokenizer, seq_len, origin=origin, compute=compute)
+    folder = prepared_folder(tune, tokenizer, seq_len, origin=origin, compute=compute, write=tokenize)
+    is_known = (folder / TRAIN / RECORD_NAME).is_file()
     _refuse_own_names(data)
     stages = data.get("stages") or [{"weights": {SOURCE: 1.0}}]
-    heldout = {VALIDATION: str(folder / HELDOUT)} if (folder / HELDOUT).is_dir() else {}
+    has_heldout = (folder / HELDOUT).is_dir() if is_known else tune.examples.heldout_frac > 0
+    heldout = {VALIDATION: str(folder / HELDOUT)} if has_heldout else {}
     section = {
         "sources": {SOURCE: str(folder / TRAIN)},
         "heldout": heldout,
@@ -75,9 +82,21 @@ def complete(values: Mapping[str, Any]) -> Additions:
     additions = {
         "data": section,
         **({"model": {"num_labels": 1}} if tune.reward else {}),
-        **_steps(values.get("train") or {}, folder / TRAIN, seq_len, stages),
+        **_steps(values.get("train") or {}, folder / TRAIN if is_known else None, seq_len, stages),
     }
     return additions, f"tune.examples: {folder}"
+
+
+def _require_scores(family: str) -> None:
+    """Raise UserError where a model of the family cannot be a reward model."""
+    families = [name for name, options in FAMILIES.items() if "num_labels" in options.free]
+    if family not in families and family != "decoder":
+        raise UserError(
+            f"a reward model cannot begin with a model of the family {family}: transformers has no class of it for "
+            "sequence classification",
+            allowed=f"init_from of a family among {', '.join(families)}",
+            hint="init_from=FOLDER of another base: a reward model need not be of the family or size of what it judges",
+        )
 
 
 def _refuse_own_names(data: Mapping[str, Any]) -> None:
@@ -97,8 +116,11 @@ def tokenizer_of(origin: str) -> str:
     return str(Path(origin) if run is None else run / "tokenizer")
 
 
-def prepared_folder(tune: TuneConfig, tokenizer: str, seq_len: int, *, origin: str, compute: str) -> Path:
-    """Return the folder of the tokenized examples: ``train``, ``heldout`` and ``tokenizer``. Writes it if needed.
+def prepared_folder(
+    tune: TuneConfig, tokenizer: str, seq_len: int, *, origin: str, compute: str, write: bool = True
+) -> Path:
+    """Return the folder of the tokenized examples: ``train``, ``heldout`` and ``tokenizer``. Writes it if needed,
+    unless ``write`` is false.
 
     origin: the model to tune, which is the reference of preferences. compute: its format of matmuls.
 
@@ -112,7 +134,7 @@ def prepared_folder(tune: TuneConfig, tokenizer: str, seq_len: int, *, origin: s
     form = form_of(tune, seq_len, origin, compute)
     values = [_FORMAT, tune.examples.model_dump(mode="json"), seq_len, digests, of_tasks, *form.key]
     folder = Path(tune.prepared) / digest_json(values)[:16]
-    if (folder / TRAIN / RECORD_NAME).is_file():
+    if not write or (folder / TRAIN / RECORD_NAME).is_file():
         return folder
     if env.inside_world():
         raise UserError(
@@ -197,8 +219,11 @@ def _temporary_folder(folder: Path) -> Iterator[Path]:
         shutil.rmtree(temporary, ignore_errors=True)
 
 
-def _steps(train: Mapping[str, Any], folder: Path, seq_len: int, stages: Any) -> dict[str, Any]:
-    """Return ``train.duration`` in steps, where the recipe gives epochs of the examples (``3ep``); else nothing."""
+def _steps(train: Mapping[str, Any], folder: Path | None, seq_len: int, stages: Any) -> dict[str, Any]:
+    """Return ``train.duration`` in steps, where the recipe gives epochs of the examples (``3ep``); else nothing.
+
+    ``folder``: of the tokenized examples; None: they are not tokenized.
+    """
     duration, batch = train.get("duration"), train.get("global_batch_tokens")
     match = re.fullmatch(r"(\d+\.?\d*)ep", duration) if isinstance(duration, str) else None
     if match is None:
@@ -211,6 +236,8 @@ def _steps(train: Mapping[str, Any], folder: Path, seq_len: int, stages: Any) ->
             allowed=f"a number of epochs, with train.global_batch_tokens and one stage with a weight for '{SOURCE}'",
             hint="train.duration=3ep, or a number of steps: train.duration=600step",
         )
+    if folder is None:
+        return {"train": {"duration": UNKNOWN_STEPS}}
     share = weights[SOURCE] / sum(weights.values())
     rows = ExampleRows(ExampleSource(str(folder), ExamplesRecord.load(folder)), seq_len, 0).size
     return {"train": {"duration": f"{max(1, ceil(epochs * rows * seq_len / share / batch))}step"}}

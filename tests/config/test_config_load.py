@@ -309,8 +309,8 @@ def test_a_folder_without_config_has_the_hint_of_attempts_only_where_it_has_logs
     assert "logs/attempt-N" not in refused(str(tmp_path / "half"))
     (tmp_path / "half/logs").mkdir()
     assert "logs/attempt-N" in refused(str(tmp_path / "half"))
-    names = "chat, dbrx-132b, demo, demo-chat, demo-continue, demo-dense, demo-moe, dpo, instruct, lora, qlora, "
-    assert f"one of: {names}reward, storywriter\n" in refused("nosuch")
+    names = "chat, dbrx-132b, demo, demo-chat, demo-continue, demo-dense, demo-moe, dpo, instruct, kto, lora, "
+    assert f"one of: {names}qlora, reward, storywriter\n" in refused("nosuch")
     (tmp_path / "b.yaml").write_bytes(b"\xff\xfe\x00")
     assert "not UTF-8" in refused(str(tmp_path / "b.yaml"))
 
@@ -368,7 +368,7 @@ def test_every_recipe_of_a_run_loads():
             tunes = "tune" in keys or keys.get("base") == "instruct"
             loaded.append(load(TuneRecipe if tunes else RunConfig, name, origin_model=demo_model).config.name)
     runs = ["dbrx-132b", "demo", "demo-chat", "demo-continue", "demo-dense", "demo-moe"]
-    assert loaded == ["chat", *runs, "dpo", "instruct", "lora", "qlora", "reward", "storywriter"]
+    assert loaded == ["chat", *runs, "dpo", "instruct", "kto", "lora", "qlora", "reward", "storywriter"]
 
 
 def demo_model(source):

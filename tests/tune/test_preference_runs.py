@@ -42,7 +42,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def config_of(root: Path, recipe: str, **changes: Any) -> RunConfig:
     values: dict[str, Any] = {
         "init_from": str(root / "runs/tiny"),
-        "tune.examples.files": f"[{root / ('labels.jsonl' if 'kto' in changes.values() else 'pairs.jsonl')}]",
+        "tune.examples.files": f"[{root / ('labels.jsonl' if recipe == 'kto' else 'pairs.jsonl')}]",
         "tune.examples.template": "chatml",
         "tune.prepared": str(root / "prepared"),
         "tune.examples.heldout_frac": 0.2,
@@ -97,7 +97,7 @@ def test_a_reward_model_is_trained_and_exported(root: Path, tmp_path: Path) -> N
 
 
 def test_examples_of_labelled_answers(root: Path) -> None:
-    config = config_of(root, "dpo", **{"tune.preference.loss": "kto", "tune.preference.reference": "live"})
+    config = config_of(root, "kto", **{"tune.preference.reference": "live"})
     record = ExamplesRecord.load(config.data.sources["examples"].path)
     assert record.pairs
     assert record.columns == ("label",)
@@ -117,7 +117,7 @@ def test_examples_of_labelled_answers(root: Path) -> None:
         ("reward", {"model.num_labels": "null"}, None),
         ("instruct", {"model.num_labels": 1}, "model.num_labels=1 without tune.reward"),
         ("instruct", {}, "is a pair of answers"),
-        ("dpo", {"tune.preference.loss": "kto"}, None),
+        ("dpo", {"tune.preference.loss": "kto", "tune.preference.reference": "live"}, "is not an answer with a label"),
     ],
 )  # fmt: skip
 def test_what_does_not_fit_is_refused(root: Path, recipe: str, changes: dict[str, Any], named: str | None) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from tiny_runs import tiny_run
 from smalti.base.errors import UserError
 from smalti.cli.plan.data_counts import known_sources, make_plan, reading_of
 from smalti.cli.working_directory import load_run
-from smalti.config.load import Loaded
+from smalti.config.load import Loaded, show
 from smalti.config.run import RunConfig
 from smalti.data.examples.folder import ExamplesRecord
 from smalti.data.examples.source import ExampleSource
@@ -108,6 +109,21 @@ def test_examples_are_tokenized_once(root: Path, monkeypatch: pytest.MonkeyPatch
     nowhere = tune.model_copy(update={"prepared": str(root / "nowhere")})
     with pytest.raises(UserError, match="not tokenized yet"):  # the ranks of a job would write it together
         prepared_folder(nowhere, str(root / "data/tokenizer"), 96, origin=str(root / "runs/tiny"), compute="fp32")
+
+
+def test_a_config_is_shown_without_tokenizing(root: Path, tmp_path: Path) -> None:
+    values = {"init_from": root / "runs/tiny", "tune.examples.files": f"[{root / 'sums.jsonl'}]"}
+    values |= {"tune.prepared": tmp_path / "prepared", "train.duration": "3ep", "train.global_batch_tokens": 192}
+    overrides = [f"{key}={value}" for key, value in values.items()]
+    loaded = load_run("instruct", overrides, tokenize=False)
+    assert not (tmp_path / "prepared").exists()
+    text = show(loaded)
+    assert re.search(r"\n  duration: 3ep +# command line\n", text)
+    known = load_run("instruct", overrides)
+    assert [line for line in text.splitlines() if line not in show(known).splitlines()] == [
+        line for line in text.splitlines() if line.startswith("  duration: ")
+    ]
+    assert load_run("instruct", overrides, tokenize=False) == known
 
 
 def test_what_is_missing_is_named(root: Path, tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from smalti.model.decoder import Decoder
 from smalti.model.huggingface import load, load_folder, save_folder
 from smalti.model.init import init_weights
 from smalti.serve.engine.engine import Engine
+from smalti.tune import prepare
 
 FAMILIES = ("llama", "mistral", "qwen3", "olmo2", "mixtral", "qwen3_moe")
 
@@ -44,6 +45,11 @@ def test_parameters_are_counted(family: str) -> None:
 def test_only_families_with_a_class_in_transformers() -> None:
     with pytest.raises(ValueError, match="num_labels=1"):
         ModelConfig(**{**family_config("dbrx", 257, 64).model_dump(), "num_labels": 1})
+    for family in (*FAMILIES, "decoder"):
+        prepare._require_scores(family)
+    with pytest.raises(UserError, match=r"family dbrx: transformers has no class of it") as raised:
+        prepare._require_scores("dbrx")
+    assert raised.value.allowed == f"init_from of a family among {', '.join(FAMILIES)}"
 
 
 @pytest.mark.slow

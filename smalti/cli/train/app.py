@@ -66,15 +66,14 @@ def train(
     from smalti.base.env import inside_world
     from smalti.cli.train import preflight, trials
     from smalti.cli.working_directory import enter, load_run
-    from smalti.config.show import show
 
     _check_options(gpu, trial, as_json=as_json, dry_run=dry_run, print_config=print_config, fork=fork)
     if inside_world():  # until the loop handles it, Ctrl-C kills a rank; exit code 130 would mean "saved"
         signal.signal(signal.SIGINT, signal.SIG_DFL)
     recipe, overrides = enter(recipe, overrides or [])
-    loaded = trials.of(load_run(recipe, overrides), trial)
+    loaded = trials.of(load_run(recipe, overrides, tokenize=not print_config), trial)
     if print_config:
-        print(show(loaded), end="")
+        _print_config(loaded)
         return
     if inside_world() and not dry_run:
         raise typer.Exit(_as_rank(loaded, fork=fork, trial=trial))
@@ -85,6 +84,15 @@ def train(
         return
     _warn(*preflight.check_machine(loaded.config))
     raise typer.Exit(_as_agent(loaded, ["train", recipe, *overrides], fork=planned, trial=trial))
+
+
+def _print_config(loaded: "Loaded[RunConfig]") -> None:
+    from smalti.config.show import show
+
+    print(show(loaded), end="")
+    if loaded.config.train.duration.endswith("ep"):
+        note = "the examples are not tokenized yet, so the number of their rows, and of steps, is not known"
+        print(f"{note}; --dry-run tokenizes them", file=sys.stderr)
 
 
 def _check_options(
@@ -143,7 +151,8 @@ def _as_agent(loaded: "Loaded[RunConfig]", arguments: list[str], *, fork: "Fork 
     _warn(_idle_nodes())
     started_s = clock.now_s()
     why_not = preflight.not_exportable(loaded.config)
-    _warn(why_not)
+    merged = preflight.only_merged(loaded.config)
+    _warn(why_not, merged)
     parallel = loaded.config.train.parallel
     tune = loaded.config.tune
     verb = ["train"] if tune is None or fork or trial else ["tune", tune.kind]  # how a user starts it
@@ -180,7 +189,8 @@ def _as_agent(loaded: "Loaded[RunConfig]", arguments: list[str], *, fork: "Fork 
         folder.close()
     if outcome.code == ExitCode.DONE:
         seconds = None if finished else clock.now_s() - started_s
-        print(_done_text(folder, seconds, exportable=why_not is None and trial is None), file=sys.stderr)
+        export = None if why_not or trial else f"smalti export {folder.path}{' --merge' if merged else ''}"
+        print(_done_text(folder, seconds, following=export), file=sys.stderr)
         _warn_of_worse(folder)
         if loaded.config.init_from is not None:
             _show_continued(folder)
@@ -224,8 +234,10 @@ def _idle_nodes() -> str | None:
     return f"ranks are started on this node only; {nodes} of the Slurm job stay idle: 'srun smalti train' uses them all"
 
 
-def _done_text(folder: "RunFolder", seconds: float | None, *, exportable: bool) -> str:
-    """Return ``runs/x: done, 40 steps in 2m03s; next: ...``; ``seconds`` of this attempt, None if it did nothing."""
+def _done_text(folder: "RunFolder", seconds: float | None, *, following: str | None) -> str:
+    """Return ``runs/x: done, 40 steps in 2m03s; next: ...``; ``seconds`` of this attempt, None if it did nothing.
+
+    ``following``: the next command, if there is one."""
     from smalti.base.units import format_seconds
 
     rows = folder.metrics()
@@ -233,7 +245,7 @@ def _done_text(folder: "RunFolder", seconds: float | None, *, exportable: bool) 
     text = f"{folder.path}: done, {steps} {'step' if steps == 1 else 'steps'}"
     text += " (already finished)" if seconds is None else f" in {format_seconds(seconds)}"
     resumed = f" (attempt {folder.attempt})" if folder.attempt else ""
-    return text + resumed + (f"; next: smalti export {folder.path}" if exportable else "")
+    return text + resumed + (f"; next: {following}" if following else "")
 
 
 def _as_rank(loaded: "Loaded[RunConfig]", *, fork: bool, trial: int | None) -> int:
@@ -257,7 +269,7 @@ def _as_rank(loaded: "Loaded[RunConfig]", *, fork: bool, trial: int | None) -> i
         if place.rank == 0:  # under another launcher no agent has printed it
             from smalti.cli.train import preflight
 
-            _warn(preflight.not_exportable(config))
+            _warn(preflight.not_exportable(config), preflight.only_merged(config))
             print(f"{config.run_folder}: joining {_count(place.world_size)} of {place.launcher}", file=sys.stderr)
     log.setup(log_level(), file=file, rank=place.rank)
     from smalti.distributed.group.lost import LostPeer

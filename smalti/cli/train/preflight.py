@@ -172,6 +172,16 @@ def not_exportable(config: "RunConfig") -> str | None:
     return None
 
 
+def only_merged(config: "RunConfig") -> str | None:
+    """Return why the adapters of this run can be exported only merged into their base, and how; None for others."""
+    if config.adapter is None or config.model.family == "decoder":
+        return None
+    from smalti.model.adapters import peft
+
+    reason = peft.why_no_format(config.model, config.adapter)
+    return None if reason is None else f"{reason}; the run can be exported with --merge alone"
+
+
 def _check_mesh(config: "RunConfig", ranks: int) -> None:
     from smalti.cli.train.local_layout import local_layout
 
@@ -248,7 +258,11 @@ def plan_text(
     for name, manifest in checked.heldout.items():
         lines.append(f"held out   {name}: {format_count(manifest.n_tokens)} tokens")
     lines += [f"warning    {line}" for line in (*checked.unknown, *origin_warnings(config))]
-    reasons = (not_exportable(config), memory_warning(config, ranks=ranks) if check_memory else None)
+    reasons = (
+        not_exportable(config),
+        only_merged(config),
+        memory_warning(config, ranks=ranks) if check_memory else None,
+    )
     lines += [f"warning    {reason}" for reason in reasons if reason is not None]
     return "\n".join(lines)
 

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Tokenize, check config and data, print the plan, and exit.")]
 PrintConfig = Annotated[
-    bool, typer.Option("--print-config", help="Print the config with the origin of each value, and exit.")
+    bool, typer.Option("--print-config", help="Print the config with the origin of each value, without tokenizing; exit.")
 ]
 
 
@@ -56,12 +56,12 @@ def start(kind: "Kind", recipe: str, overrides: list[str], *, print_config: bool
     from smalti.cli.train.app import train
     from smalti.cli.working_directory import load_run
 
-    config: RunConfig = load_run(recipe, overrides).config
+    config: RunConfig = load_run(recipe, overrides, tokenize=False).config
     if config.tune is None:
         raise UserError(
             f"{recipe} has no section 'tune:'",
             allowed="a recipe for tuning",
-            hint=f"smalti train {recipe}, or the recipes instruct, chat, dpo and reward: smalti config show",
+            hint=f"smalti train {recipe}, or the recipes instruct, chat, dpo, kto and reward: smalti config show",
         )
     if config.tune.kind != kind:
         section = f"with a section tune.{config.tune.kind}" if config.tune.kind != "sft" else "for answers"

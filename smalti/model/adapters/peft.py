@@ -45,6 +45,16 @@ def is_adapter_folder(folder: str | Path) -> bool:
     return (Path(folder) / CONFIG).is_file()
 
 
+def why_no_format(model: ModelConfig, config: AdapterConfig) -> str | None:
+    """Return why PEFT has no format for the adapters of ``config``; None where it has one."""
+    names = {f"blocks.{layer}.{name}" for layer, adapted in config.paths(model).items() for name in adapted}
+    for rule in _rules(model):
+        name = rule.ours[0].removesuffix(".weight")
+        if name in names and ".mlp.experts." in name and len(rule.theirs) == 1:
+            return f"PEFT has no format for adapters of '{name}': family {model.family} keeps all experts in one matrix"
+    return None
+
+
 # ---- writing --------------------------------------------------------------------------------------------------------
 
 
@@ -53,6 +63,9 @@ def save(folder: str | Path, adapter: Adapter, model: ModelConfig, config: Adapt
 
     UserError for a family without a Hugging Face format, and for the experts of DBRX, which PEFT cannot adapt.
     """
+    reason = why_no_format(model, config)
+    if reason is not None:
+        raise UserError(reason, allowed="--merge, or adapters of other matrices", hint="smalti export RUN --merge")
     tensors: dict[str, Tensor] = {}
     ranks: dict[str, int] = {}
     weights = meta_weights(model)
@@ -80,12 +93,6 @@ def _peft_tensors(rule: Rule, adapter: Adapter, weights: dict[str, Tensor]) -> l
         ]
         return [(modules[0], torch.cat([pair[0] for pair in pairs if pair is not None]), torch.block_diag(*blocks))]
     a, b = first
-    if a.ndim == 3 and len(modules) != a.shape[0]:
-        raise UserError(
-            f"PEFT has no format for adapters of '{rule.ours[0]}': its family keeps all experts in one matrix",
-            allowed="--merge, or adapters of attention alone",
-            hint="smalti export RUN --merge",
-        )
     return list(zip(modules, a, b, strict=True)) if a.ndim == 3 else [(modules[0], a, b)]
 
 

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import yaml
 from example_config import VALUES
+from tiny_models import family_config
 
 from smalti.base.errors import UserError
 from smalti.cli.train import preflight
@@ -60,6 +61,20 @@ def test_a_run_that_changes_nothing_of_it_passes(tmp_path: Path) -> None:
 def test_nothing_is_compared_at_the_beginning_or_in_a_finished_run(tmp_path: Path, saved_step: int) -> None:
     _, after = continued(tmp_path, saved_step=saved_step, train__eval_tokens=512)
     preflight.check(after, ranks=1)
+
+
+@pytest.mark.parametrize(("family", "targets", "warns"), [
+    ("dbrx", ["attention", "mlp"], True), ("dbrx", ["attention"], False), ("mixtral", ["experts"], False),
+])  # fmt: skip
+def test_adapters_without_a_format_are_named_before_the_first_step(
+    family: str, targets: list[str], warns: bool
+) -> None:
+    tree = yaml.safe_load(yaml.safe_dump(VALUES)) | {"init_from": "model", "adapter": {"targets": targets}}
+    config = from_dict(RunConfig, tree | {"model": family_config(family, context=256).model_dump(mode="json")}).config
+    reason = preflight.only_merged(config)
+    assert (reason is not None) == warns
+    if reason is not None:
+        assert "family dbrx keeps all experts in one matrix; the run can be exported with --merge alone" in reason
 
 
 def test_cuda_where_none_can_be_is_refused_before_a_rank_starts(
