@@ -16,6 +16,7 @@ from smalti.config.run import RunConfig
 from smalti.config.yaml_lines import parse
 from smalti.cost.flops import FORMULA, train_flops_per_token
 from smalti.cost.params import count
+from smalti.data.examples.source import ExampleSource
 from smalti.data.sources.open import open_source, read_index
 from smalti.track.report.continued import COLUMNS, continued
 from smalti.track.report.read import read_run
@@ -152,7 +153,7 @@ def _origin_of(folder: str) -> str | None:
 
 def _continued(run: Path, step: int) -> list[str]:
     result = continued(read_run(run), step=step)
-    return [f"## Continued pretraining\n\n{result.title()}\n\n{_table(COLUMNS, result.table_rows())}"] if result else []
+    return [f"## {result.heading}\n\n{result.title()}\n\n{_table(COLUMNS, result.table_rows())}"] if result else []
 
 
 def _lengths(config: RunConfig) -> str:
@@ -167,8 +168,13 @@ def _training_rows(config: RunConfig, step: int) -> list[tuple[str, str]]:
         for seq_len, n in by_seq_len.items()
     )
     batches = [f"{size:,} from step {start:,}" for start, size in length.batches if start < step]
-    optimizer, precision = config.train.optimizer, config.train.precision
+    optimizer, precision, adapter = config.train.optimizer, config.train.precision, config.adapter
+    trained = []
+    if adapter is not None:
+        base = f", beside {adapter.quantize} weights" if adapter.quantize else ""
+        trained = [("trained", f"adapters (LoRA) of rank {adapter.rank} on {', '.join(adapter.targets)}{base}")]
     return [
+        *trained,
         ("steps", f"{step:,}"),
         ("tokens trained", f"{tokens:,}"),
         ("tokens in a step", ", ".join(batches) if len(batches) > 1 else f"{length.batch_tokens(0):,}"),
@@ -207,7 +213,8 @@ def _size_and_digest(config: RunConfig, source: SourceConfig) -> tuple[str, str]
         log.get("export").warning("the card does not say how many tokens %s has: %s", source.path, error.message)
         return "(could not be reached when exported)", ""
     opened.close()
-    return f"{opened.n_tokens:,}", opened.digest[:12]
+    in_loss = f", {opened.record.n_loss_tokens:,} in the loss" if isinstance(opened, ExampleSource) else ""
+    return f"{opened.n_tokens:,}{in_loss}", opened.digest[:12]
 
 
 def _evals(run: Path, step: int) -> str:

@@ -1,4 +1,4 @@
-"""Continued pretraining: the change of bits per byte of held-out sets of old and new domain since step 0.
+"""Continued pretraining and tuning: the change of bits per byte of held-out sets of old and new domain since step 0.
 
 Values that were measured differently (another sequence length, number of tokens or folder since step 0) are never
 compared.
@@ -61,6 +61,13 @@ class Continued:
     changes: tuple[Change, ...]
     unlike: str = ""
     """How the two measurements differ in their settings; not comparable unless empty."""
+    tunes: bool = False
+    """The run tunes the model on examples."""
+
+    @property
+    def heading(self) -> str:
+        """The heading of the section with the table."""
+        return "Before and after tuning" if self.tunes else "Continued pretraining"
 
     def table_rows(self) -> list[tuple[str, ...]]:
         """Return a row of the columns ``COLUMNS`` for each set."""
@@ -110,7 +117,8 @@ def continued(run: RunRecord, *, step: int | None = None) -> Continued | None:
         changes.append(Change(name, before, values[newest], retain.get(name)))
     changes.sort(key=lambda change: change.allowed_frac is None)
     unlike = settings_difference(first, last, [change.name for change in changes])
-    return Continued(str(source), at, tuple(changes), unlike) if changes else None
+    tunes = run.config.get("tune") is not None
+    return Continued(str(source), at, tuple(changes), unlike, tunes) if changes else None
 
 
 def config_at(run: RunRecord, step: int | None) -> Mapping[str, Any]:

@@ -108,9 +108,8 @@ def _continued(run: RunRecord) -> str:
     wide, narrow = (curves.continued_chart(run, comparison, width=width) for width in (1040, _NARROW))
     chart = f"<figure>{wide_and_narrow(wide, narrow)}</figure>" if wide and narrow else ""
     rows = "".join(row(columns, words) for words in comparison.table_rows())
-    return f'<h2>Continued pretraining</h2><p class="note">{escape(comparison.title())}</p>{chart}' + table(
-        columns, rows
-    )
+    head = f'<h2>{comparison.heading}</h2><p class="note">{escape(comparison.title())}</p>'
+    return head + chart + table(columns, rows)
 
 
 def _machine(run: RunRecord) -> str:
