@@ -66,7 +66,7 @@ def demo(
     if gauntlet is not None:
         find_tasks(suites()["gauntlet"].model_copy(update={"data": gauntlet}))  # raises where DIR has none of its files
     start_s = now_s()
-    if chat and Path(RUN, "export").is_dir():
+    if chat and Path(RUN, "report.html").is_file():  # of the last stage
         _require_no_gauntlet(gauntlet)
         print(f"{RUN} is finished and used as it is")
     else:
@@ -118,7 +118,8 @@ def stage(title: str, *arguments: str) -> None:
     print(f"\n== {title}\n$ {_shown(arguments)}", flush=True)
     code = run_child([sys.executable, "-m", "smalti", *arguments])
     if code != ExitCode.DONE:
-        print(f"the demo has stopped: this command exited with code {code}:\n  {_shown(arguments)}", file=sys.stderr)
+        what = "the demo has stopped (run again, it continues here): this command"
+        print(f"{what} exited with code {code}:\n  {_shown(arguments)}", file=sys.stderr)
         raise typer.Exit(code)
 
 

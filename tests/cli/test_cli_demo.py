@@ -97,7 +97,8 @@ def test_the_code_of_a_stage_is_the_demos_and_the_command_is_named(tmp_path):
     out, err = process.communicate(timeout=60)
     assert process.returncode == 2
     assert "== a title\n$ smalti runs report nowhere" in out
-    assert "the demo has stopped: this command exited with code 2:\n  smalti runs report nowhere\n" in err
+    stopped = "the demo has stopped (run again, it continues here): this command exited with code 2:\n  "
+    assert f"{stopped}smalti runs report nowhere\n" in err
 
 
 def test_a_stage_that_dies_of_a_signal_is_128_and_its_number(tmp_path):
