@@ -12,7 +12,8 @@ if TYPE_CHECKING:
 
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Tokenize, check config and data, print the plan, and exit.")]
 PrintConfig = Annotated[
-    bool, typer.Option("--print-config", help="Print the config with the origin of each value, without tokenizing; exit.")
+    bool,
+    typer.Option("--print-config", help="Print the config with the origin of each value without tokenizing, and exit."),
 ]
 
 
