@@ -123,13 +123,15 @@ class Schema:
         kind = node.get("type")
         if kind == "string":
             examples = node.get("examples")
-            return f"a length such as {', '.join(examples)}" if examples else "text"
+            form = f" that matches {node['pattern']}" if "pattern" in node else ""
+            return f"a length such as {', '.join(examples)}" if examples else f"text{form}"
         if kind in ("integer", "number"):
             return ("a whole number" if kind == "integer" else "a number") + _bounds(node)
         if kind == "array":
             if "prefixItems" in node:
                 return f"a list of {len(node['prefixItems'])}: " + "; ".join(map(self.describe, node["prefixItems"]))
-            return f"a list, each item {self.describe(node.get('items', {}))}"
+            size = " of at least one" if node.get("minItems") else ""
+            return f"a list{size}, each item {self.describe(node.get('items', {}))}"
         if kind == "object" and "properties" in node:
             return f"a section with the keys {', '.join(node['properties'])}"
         if kind == "object":

@@ -9,6 +9,11 @@ import re
 from typing import Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
+from pydantic.annotated_handlers import GetJsonSchemaHandler
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import CoreSchema
+
+_BOUNDS = {"ge": "minimum", "gt": "exclusiveMinimum", "le": "maximum", "lt": "exclusiveMaximum"}
 
 
 class Config(BaseModel):
@@ -22,6 +27,15 @@ class Config(BaseModel):
         protected_namespaces=(),
         coerce_numbers_to_str=True,
     )
+
+    @classmethod
+    def __get_pydantic_json_schema__(cls, core_schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+        """Return the JSON Schema, also with the bounds of fields that may be null, which pydantic writes as ``ge``."""
+        schema = handler(core_schema)
+        for field in handler.resolve_ref_schema(schema).get("properties", {}).values():
+            for member in field.get("anyOf", ()):
+                member |= {_BOUNDS[name]: member.pop(name) for name in _BOUNDS.keys() & member.keys()}
+        return schema
 
 
 def placement(default: Any = ..., **kwargs: Any) -> Any:

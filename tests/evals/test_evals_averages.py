@@ -17,7 +17,10 @@ def score(value: float, stderr: float | None, low: float, high: float) -> Estima
 
 def test_rescaled() -> None:
     assert rescaled(score(0.4, 0.03, 0.34, 0.46), 0.25) == replace(
-        score(0.2, 0.04, 0.12, 0.28), interval=(pytest.approx(0.12), pytest.approx(0.28)), value=pytest.approx(0.2)
+        score(0.2, 0.04, 0.12, 0.28),
+        interval=(pytest.approx(0.12), pytest.approx(0.28)),
+        value=pytest.approx(0.2),
+        bounds=(pytest.approx(-1 / 3), 1.0),
     )
     with pytest.raises(UserError, match="chance"):
         rescaled(score(0.4, 0.03, 0.34, 0.46), 1.0)
@@ -26,9 +29,31 @@ def test_rescaled() -> None:
 def test_average_by_hand() -> None:
     result = average([score(0.2, 0.03, 0.1, 0.3), score(0.6, 0.04, 0.5, 0.8)], [1, 3])
     assert result.value == pytest.approx(0.25 * 0.2 + 0.75 * 0.6)
-    assert result.stderr == pytest.approx(math.sqrt((0.25 * 0.03) ** 2 + (0.75 * 0.04) ** 2))
+    variances = [(99 * stderr**2 * 100 + (0.03**2 + 0.04**2) / 2 * 100) / 100**2 for stderr in (0.03, 0.04)]
+    assert result.stderr == pytest.approx(math.sqrt(0.25**2 * variances[0] + 0.75**2 * variances[1]))
+    assert result.stderr == pytest.approx(math.hypot(0.25 * 0.03, 0.75 * 0.04), rel=0.01)
     assert result.interval == pytest.approx((0.5 - math.hypot(0.025, 0.075), 0.5 + math.hypot(0.025, 0.15)))
     assert result.n == 200
+
+
+def test_categories_of_one_item_have_the_interval_of_their_items() -> None:
+    for values in ([0] * 4, [1] * 4):
+        result = average([mean([value]) for value in values])
+        assert (result.stderr, result.interval) == (0.0, pytest.approx(mean(values).interval))
+    result = average([mean([value]) for value in [0, 1] * 10])
+    assert result.stderr == pytest.approx(mean([0, 1] * 10).stderr)
+    assert result.interval == pytest.approx((0.29, 0.71), abs=0.01)
+
+
+def test_few_items_without_spread_do_not_narrow_an_average() -> None:
+    """A score of three right answers of three has no standard error."""
+    result = average([mean([1, 1, 1]), mean(np.arange(1000) < 500)])
+    assert result.stderr == pytest.approx(math.sqrt((0.25 / 9 + 0.25 / 1000) / 4), rel=0.01)
+    assert result.interval[0] < 0.53
+    assert result.interval[1] > 0.81
+    none_right = average([mean([0, 0, 0]), mean([0] * 5, [1, 1, 2, 2, 2])])
+    assert (none_right.stderr, none_right.interval[0]) == (0.0, 0.0)
+    assert none_right.interval[1] > 0.5
 
 
 def test_an_average_of_one_is_that_score() -> None:
@@ -41,8 +66,8 @@ def test_an_average_of_one_is_that_score() -> None:
 def test_an_average_of_averages_is_that_of_their_scores() -> None:
     parts = [mean(np.arange(n) < k) for n, k in ((50, 3), (80, 70), (40, 40), (60, 20))]
     nested = average([average(parts[:2]), average(parts[2:])])
-    assert nested.interval == pytest.approx(average(parts).interval)
-    assert nested.stderr == pytest.approx(average(parts).stderr)
+    assert nested.interval == pytest.approx(average(parts).interval, rel=0.001)
+    assert nested.stderr == pytest.approx(average(parts).stderr, rel=0.001)
 
 
 def test_a_score_without_an_interval_leaves_the_average_without() -> None:

@@ -25,6 +25,9 @@ AVERAGES = {
     "6 tasks": [
         Task(independent(n), p, 0.25) for n, p in zip((100, 150, 200, 300, 500, 1000), (0.3,) * 6, strict=True)
     ],
+    "20 categories of 3": [Task(independent(3), 0.3)] * 20,
+    "20 tasks of 30": [Task(independent(30), 0.7, 0.25)] * 20,
+    "tasks of 10 to 400": [Task(independent(n), 0.3) for n in (10, 20, 50, 100, 200, 400)],
     "16 tasks": [Task(independent(40 + 20 * k), 0.1 + 0.05 * k) for k in range(16)],
     "clustered tasks": [Task(equal(10, 10), 0.3, 0.25, 0.1), Task(unequal(20, 10), 0.5, 0.25, 0.2)] * 3,
 }

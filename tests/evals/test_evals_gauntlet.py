@@ -174,7 +174,8 @@ def test_the_table_has_39_benchmarks_in_six_categories() -> None:
 
 def _scores(names: Iterable[str], accuracy: float = 0.5) -> dict[str, dict[str, Any]]:
     interval = [accuracy - 0.06, accuracy + 0.06]
-    return {name: {"value": accuracy, "accuracy": accuracy, "stderr": 0.03, "interval": interval} for name in names}
+    score = {"value": accuracy, "accuracy": accuracy, "n": 1000, "stderr": 0.03, "interval": interval}
+    return {name: dict(score) for name in names}
 
 
 def test_averages_by_hand() -> None:
@@ -185,10 +186,12 @@ def test_averages_by_hand() -> None:
         # lambada .5, hellaswag (.5 - .25) / .75, winograd and winogrande 0
         assert understanding["value"] == pytest.approx((0.5 + 1 / 3 + 0 + 0) / 4)
         errors = (0.03, 0.03 / 0.75, 0.03 / 0.5, 0.03 / 0.5)
-        assert understanding["stderr"] == pytest.approx(sum(error**2 for error in errors) ** 0.5 / 4)
+        assert understanding["stderr"] == pytest.approx(sum(error**2 for error in errors) ** 0.5 / 4, rel=1e-3)
         values = [result["categories"][category]["value"] for category in CORE]
         assert result["core_average"]["value"] == pytest.approx(sum(values) / 5)
-        assert understanding["interval"][1] - understanding["value"] == pytest.approx(2 * understanding["stderr"])
+        assert understanding["interval"][1] - understanding["value"] == pytest.approx(
+            2 * understanding["stderr"], rel=1e-3
+        )
         assert "partial" not in result["core_average"]
         assert list(result["dropped"]) == ["programming"]
 

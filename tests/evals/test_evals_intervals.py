@@ -155,7 +155,8 @@ def test_no_spread_between_clusters_is_not_certainty() -> None:
 
 def test_scores_can_be_read_back() -> None:
     for estimate in (mean([1, 0, 1]), mean([1, 0, 1, 1], [0, 0, 1, 2]), mean([0.5])):
-        assert Estimate.from_score(json.loads(json.dumps(estimate.to_score()))) == estimate
+        metric = {"metric": "score" if estimate.bounds is None else "accuracy"}
+        assert Estimate.from_score(json.loads(json.dumps(metric | estimate.to_score()))) == estimate
 
 
 @pytest.mark.parametrize("values", [[], [float("nan"), 1.0], [[1.0]]])

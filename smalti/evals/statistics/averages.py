@@ -6,9 +6,10 @@ The scores that are averaged must be of different items, and so independent.
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from statistics import variance
 
 from smalti.base.errors import UserError
-from smalti.evals.statistics.intervals import Estimate, Interval
+from smalti.evals.statistics.intervals import Estimate, Interval, wilson
 from smalti.evals.statistics.student import quantile
 
 
@@ -25,33 +26,48 @@ def rescaled(score: Estimate, chance: float) -> Estimate:
         value=scale(score.value),
         stderr=None if score.stderr is None else score.stderr / (1 - chance),
         interval=None if score.interval is None else (scale(score.interval[0]), scale(score.interval[1])),
+        bounds=(scale(0.0), 1.0),
     )
 
 
 def average(scores: Sequence[Estimate], weights: Sequence[float] | None = None) -> Estimate:
     """Return the weighted mean of independent scores; equal weights by default. Weights are scaled to sum to 1.
 
-    Standard error: sqrt(sum of (w * stderr)^2). Interval: the distances of each end from its score are propagated in
-    the same way (MOVER: Zou & Donner, Statistics in Medicine 27, 2008), so scores near 0 or 1 keep their asymmetric
-    intervals; those of few clusters count with the degrees of freedom of the average (Welch & Satterthwaite). The
-    average has no interval where one of the scores has none.
+    Standard error: sqrt(sum of (w * stderr)^2). Interval: at each end the wider of two. One propagates the distances of
+    the ends from their scores in the same way (MOVER: Zou & Donner, Statistics in Medicine 27, 2008), which holds where
+    a score of few items has no spread. The other is Wilson's at the effective n of the average (Student's t where
+    scores are not of right-or-wrong items), which holds for many scores of few items. Those of few clusters count with
+    the degrees of freedom of the average (Welch & Satterthwaite). The average has no interval where a score has none.
     """
     shares = normalized(weights if weights is not None else [1.0] * len(scores))
     if len(shares) != len(scores):
         raise UserError(f"{len(scores)} scores and {len(shares)} weights", allowed="a weight for each score")
+    if len(scores) == 1:
+        return scores[0]
     value = math.fsum(share * score.value for share, score in zip(shares, scores, strict=True))
-    errors = [share * score.stderr for share, score in zip(shares, scores, strict=True) if score.stderr is not None]
-    has_errors = len(errors) == len(scores)
-    df = welch_df(errors, [score.df for score in scores]) if has_errors else math.inf
-    interval = _propagated(value, shares, scores, df)
-    return Estimate(
-        value=value,
-        stderr=math.hypot(*errors) if has_errors else None,
-        interval=interval,
-        n=sum(score.n for score in scores),
-        method=f"propagated 95 %, of {len(scores)} scores" if interval else "none: a score has no interval",
-        df=df,
-    )
+    n = sum(score.n for score in scores)
+    if any(score.interval is None for score in scores):
+        return Estimate(value, None, None, n, "none: a score has no interval")
+    variances = _variances(scores)
+    has_spread = any(variances)
+    if not has_spread:
+        variances = [1 / _units(score) for score in scores]
+    errors = [share * math.sqrt(variance) for share, variance in zip(shares, variances, strict=True)]
+    error = math.hypot(*errors)
+    df = welch_df(errors, [score.df for score in scores])
+    bounds = _bounds(shares, scores)
+    low, high = _propagated(value, shares, scores, df)
+    if bounds is not None:
+        least, width = bounds[0], bounds[1] - bounds[0]
+        share = min(1.0, max(0.0, (value - least) / width))
+        effective_n = share * (1 - share) * (width / error) ** 2 if has_spread else error**-2
+        ends = wilson(share, effective_n, quantile(0.975, df))
+        low, high = min(low, least + width * ends[0]), max(high, least + width * ends[1])
+    elif has_spread:
+        half = quantile(0.975, df) * error
+        low, high = min(low, value - half), max(high, value + half)
+    method = f"propagated 95 %, of {len(scores)} scores"
+    return Estimate(value, error if has_spread else 0.0, (low, high), n, method, df=df, bounds=bounds)
 
 
 def welch_df(errors: Sequence[float], dfs: Sequence[float]) -> float:
@@ -69,11 +85,40 @@ def normalized(weights: Sequence[float]) -> list[float]:
     return [weight / total for weight in weights]
 
 
-def _propagated(value: float, shares: Sequence[float], scores: Sequence[Estimate], df: float) -> Interval | None:
+def _units(score: Estimate) -> int:
+    return score.clusters or score.n
+
+
+def _variances(scores: Sequence[Estimate]) -> list[float]:
+    """Return the variances of scores, each as if it had one item (cluster) more, of the variance that all have within.
+
+    By chance, a score of few items may have no spread, and one of a single item has none; over equal sizes the sum
+    stays the same. Single items alone have the variance between them.
+    """
+    sizes = [_units(score) for score in scores]
+    of_items = [(score.stderr or 0.0) ** 2 * size for score, size in zip(scores, sizes, strict=True)]
+    if max(sizes) == 1:
+        pooled = variance([score.value for score in scores])
+    else:
+        within = math.fsum((size - 1) * each for size, each in zip(sizes, of_items, strict=True))
+        pooled = within / (sum(sizes) - len(sizes))
+    return [((size - 1) * each + pooled) / size**2 for size, each in zip(sizes, of_items, strict=True)]
+
+
+def _bounds(shares: Sequence[float], scores: Sequence[Estimate]) -> Interval | None:
+    """Return the least and the greatest value of the average; None where a score has none."""
+    bounds = [score.bounds for score in scores]
+    ends = [
+        math.fsum(share * each[end] for share, each in zip(shares, bounds, strict=True) if each is not None)
+        for end in (0, 1)
+    ]
+    return None if None in bounds else (ends[0], ends[1])
+
+
+def _propagated(value: float, shares: Sequence[float], scores: Sequence[Estimate], df: float) -> Interval:
     below, above = [], []
     for share, score in zip(shares, scores, strict=True):
-        if score.interval is None:
-            return None
+        assert score.interval is not None
         scale = share * quantile(0.975, df) / quantile(0.975, score.df) if math.isfinite(score.df) else share
         below.append(scale * (score.value - score.interval[0]))
         above.append(scale * (score.interval[1] - score.value))

@@ -22,6 +22,7 @@ Z_95 = 1.959963984540054
 Verdict = Literal["above chance", "not above chance", "below chance"]
 Interval = tuple[float, float]
 
+_RIGHT_OR_WRONG = (0.0, 1.0)
 _ROUNDING = 1e-20
 """A variance of 0/1 items below this is 0 and rounding."""
 
@@ -39,6 +40,8 @@ class Estimate:
     """Number of clusters; None: the items are independent."""
     df: float = math.inf
     """Degrees of freedom of the interval; infinite: normal."""
+    bounds: Interval | None = None
+    """The least and the greatest possible value of a score of right-or-wrong items."""
 
     def to_score(self) -> dict[str, Any]:
         """Return the keys of a score in ``results.json``."""
@@ -59,6 +62,7 @@ class Estimate:
             method=str(score.get("interval_method", "")),
             clusters=score.get("clusters"),
             df=float(score.get("df", math.inf)),
+            bounds=_RIGHT_OR_WRONG if score.get("metric") == "accuracy" else None,
         )
 
 
@@ -77,18 +81,20 @@ def mean(values: ArrayLike, clusters: Clusters = None) -> Estimate:
     if len(sizes) < 2:
         value = float(items.mean())
         if n_clusters is None and is_binary:
-            return Estimate(value, None, wilson_interval(int(value), 1), 1, "wilson 95 %")
+            return Estimate(value, None, wilson_interval(int(value), 1), 1, "wilson 95 %", bounds=_RIGHT_OR_WRONG)
         return Estimate(value, None, None, n, "none: one cluster" if n_clusters else "none: one item", n_clusters)
     ratio = ratio_of_sums(sums, sizes, float(items.var()))
     if not is_binary:
         return _student(ratio, n, n_clusters)
     stderr = math.sqrt(ratio.variance) if ratio.variance > _ROUNDING else 0.0
     if n_clusters is None:
-        return Estimate(ratio.value, stderr, wilson_interval(int(sums.sum()), n), n, "wilson 95 %")
+        interval = wilson_interval(int(sums.sum()), n)
+        return Estimate(ratio.value, stderr, interval, n, "wilson 95 %", bounds=_RIGHT_OR_WRONG)
     # Without any spread between clusters, the effective n is taken as the number of clusters, the least that it can be.
     effective_n = ratio.value * (1 - ratio.value) / ratio.variance if stderr else n_clusters
-    interval = _wilson(ratio.value, effective_n, quantile(0.975, ratio.df))
-    return Estimate(ratio.value, stderr, interval, n, "wilson 95 % at the effective n", n_clusters, ratio.df)
+    interval = wilson(ratio.value, effective_n, quantile(0.975, ratio.df))
+    method = "wilson 95 % at the effective n"
+    return Estimate(ratio.value, stderr, interval, n, method, n_clusters, ratio.df, _RIGHT_OR_WRONG)
 
 
 def bits_per_byte(nats: ArrayLike, n_bytes: ArrayLike) -> Estimate:
@@ -112,7 +118,15 @@ def wilson_interval(successes: int, n: int, z: float = Z_95) -> Interval:
     """
     if not 0 <= successes <= n or n < 1:
         raise UserError(f"{successes} successes of {n} is not a share", allowed="0 <= successes <= n, n at least 1")
-    return _wilson(successes / n, n, z)
+    return wilson(successes / n, n, z)
+
+
+def wilson(share: float, n: float, z: float) -> Interval:
+    """Return ``wilson_interval`` of a share at an effective n, which need not be a whole number."""
+    shrink = 1 + z * z / n
+    middle = (share + z * z / (2 * n)) / shrink
+    half = z * math.sqrt(share * (1 - share) / n + z * z / (4 * n * n)) / shrink
+    return (0.0 if share == 0 else max(0.0, middle - half)), (1.0 if share == 1 else min(1.0, middle + half))
 
 
 def verdict(interval: Interval, chance: float) -> Verdict:
@@ -145,13 +159,6 @@ def bootstrap_ratio(
     ratio = ratio_of_sums(numerators, denominators)
     half = quantile(0.975, ratio.df) * stderr
     return stderr, (ratio.value - half, ratio.value + half)
-
-
-def _wilson(share: float, n: float, z: float) -> Interval:
-    shrink = 1 + z * z / n
-    middle = (share + z * z / (2 * n)) / shrink
-    half = z * math.sqrt(share * (1 - share) / n + z * z / (4 * n * n)) / shrink
-    return (0.0 if share == 0 else max(0.0, middle - half)), (1.0 if share == 1 else min(1.0, middle + half))
 
 
 def _student(ratio: Ratio, n: int, n_clusters: int | None) -> Estimate:
