@@ -9,7 +9,7 @@ CHAT_RUN = "runs/demo-chat"
 INSTRUCTIONS = "data/demo/instructions"
 SUITE = "instructions"
 TASK = f"{INSTRUCTIONS}/instructions.yaml"
-PROMPTS = ("Swap these words: path level", "Count from 8 to 12", "Which is larger, 17 or 41?")
+PROMPTS = ("Swap these words: path level", "Separate with commas: path level", "Which is larger, 17 or 41?")
 
 
 def tune(run: str, track: tuple[str, ...], stage: Callable[..., None]) -> None:

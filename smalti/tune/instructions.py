@@ -1,32 +1,36 @@
 """A synthetic set of simple instructions: conversations, and preferences between a right and a wrong answer.
 
 Row i of a split depends on (seed, split, i) alone. A hash of each operand decides its split: of a number, a pair of
-numbers, and each pair of neighbours in a string of words. So the number or pair of a held-out row is asked about in no
-training row, and no two neighbours of its strings are neighbours in a training row.
+numbers, and each pair of neighbours in a string of words. So the number or pair of a row to validate with or to hold
+out is asked about in no training row, and no two neighbours of its strings are neighbours in a training row.
 """
 
 import json
 import random
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from functools import lru_cache
 from itertools import pairwise
 from typing import Any, Literal, NamedTuple
 
 from smalti.base import store
 from smalti.base.rng import derive_key
 
-Split = Literal["train", "heldout"]
+Split = Literal["train", "validation", "heldout"]
 _HELDOUT_ONE_IN = 5
-_WORDS = """
+_VALIDATION_ONE_IN = 10
+"""Of those that are not held out."""
+_TEXT = """
 block case class client code data date day end error event field file format group host index input item key level line
 link map message method mode module month name node object order output part path point port process range result rule
 server set sign signal size space start state step table test text thread time tree type user value version way year
 """
+_WORDS = tuple(_TEXT.split())
 """Frequent words, of which tokenizers have a token each."""
 _TASK = """\
 kind: generation
-file: heldout.jsonl
-columns: {messages: messages, category: kind}
+file: {split}.jsonl
+columns: {{messages: messages, category: kind}}
 verbatim: true
 """
 _SYSTEM = ("You are a helpful assistant.", "Answer briefly.")
@@ -62,9 +66,13 @@ class Instruction:
         return {"prompt": list(self.prompt), "chosen": self.answer, "rejected": self.wrong, "kind": self.kind}
 
 
+@lru_cache(None)
 def split_of(operand: str) -> Split:
-    """Return the split that an operand belongs to; one in five is held out."""
-    return "heldout" if derive_key("instructions", operand) % _HELDOUT_ONE_IN == 0 else "train"
+    """Return the split that an operand belongs to; one in five is held out, one in ten of the others validates."""
+    others, remainder = divmod(derive_key("operands of instructions", operand), _HELDOUT_ONE_IN)
+    if remainder == 0:
+        return "heldout"
+    return "validation" if others % _VALIDATION_ONE_IN == 0 else "train"
 
 
 def kinds() -> tuple[str, ...]:
@@ -94,27 +102,30 @@ def instruction(index: int, *, seed: int, split: Split) -> Instruction:
 
 
 def write(
-    folder: str, *, n_train: int = 40_000, n_heldout: int = 600, n_preferences: int = 8_000, seed: int = 17
+    folder: str, *, n_train: int = 32_000, n_heldout: int = 600, n_preferences: int = 2_500, seed: int = 17
 ) -> None:
     """Write the set into ``folder``, the same files whenever the arguments are the same.
 
-    ``train.jsonl`` and ``heldout.jsonl`` are conversations in OpenAI's format, ``preferences.jsonl`` and
-    ``heldout-preferences.jsonl`` have the columns prompt, chosen and rejected. ``instructions.yaml`` is the evaluation
-    task of the held-out conversations. Preferences are about other rows than the conversations.
+    ``train.jsonl``, ``heldout.jsonl`` and ``validation.jsonl`` (``n_heldout`` rows each) are conversations in OpenAI's
+    format, ``preferences.jsonl``, ``heldout-preferences.jsonl`` and ``validation-preferences.jsonl`` have the columns
+    prompt, chosen and rejected. ``instructions.yaml`` and ``validation.yaml`` are the evaluation tasks of the held-out
+    and the validation conversations. Preferences are about other rows than the conversations.
     """
-    rows = {
-        "train.jsonl": (row.chat() for row in instructions(range(n_train), seed=seed, split="train")),
-        "heldout.jsonl": (row.chat() for row in instructions(range(n_heldout), seed=seed, split="heldout")),
-        "preferences.jsonl": (
-            row.preference() for row in instructions(range(n_train, n_train + n_preferences), seed=seed, split="train")
-        ),
-        "heldout-preferences.jsonl": (
-            row.preference() for row in instructions(range(n_heldout, 2 * n_heldout), seed=seed, split="heldout")
-        ),
+
+    def write_rows(name: str, rows: Iterable[dict[str, Any]]) -> None:
+        store.write_text(store.join(folder, name), "".join(json.dumps(row) + "\n" for row in rows))
+
+    sizes: dict[Split, tuple[int, int]] = {
+        "train": (n_train, n_preferences),
+        "validation": (n_heldout, n_heldout),
+        "heldout": (n_heldout, n_heldout),
     }
-    for name, of_file in rows.items():
-        store.write_text(store.join(folder, name), "".join(json.dumps(row) + "\n" for row in of_file))
-    store.write_text(store.join(folder, "instructions.yaml"), _TASK)
+    for split, (n, n_pairs) in sizes.items():
+        pairs = "preferences.jsonl" if split == "train" else f"{split}-preferences.jsonl"
+        write_rows(f"{split}.jsonl", (row.chat() for row in instructions(range(n), seed=seed, split=split)))
+        write_rows(pairs, (row.preference() for row in instructions(range(n, n + n_pairs), seed=seed, split=split)))
+    store.write_text(store.join(folder, "instructions.yaml"), _TASK.format(split="heldout"))
+    store.write_text(store.join(folder, "validation.yaml"), _TASK.format(split="validation"))
 
 
 def instructions(indices: Iterable[int], *, seed: int, split: Split) -> Iterator[Instruction]:
@@ -138,15 +149,11 @@ class _Draw:
         """Return ``low`` to ``high`` different words."""
         n = self.random.randint(low, high)
         while True:
-            words = self.random.sample(_WORDS.split(), n)
+            words = self.random.sample(_WORDS, n)
             pairs = [" ".join(sorted(pair)) for pair in pairwise(words)]
             if all(split_of(pair) == self.split for pair in pairs):
                 self.operands += pairs
                 return words
-
-    def other_word(self, words: list[str]) -> str:
-        """Return a word that is not among ``words``."""
-        return self.random.choice([word for word in _WORDS.split() if word not in words])
 
     def number(self, low: int, high: int) -> int:
         """Return a number of [low, high]."""
@@ -155,15 +162,11 @@ class _Draw:
             if self._takes(str(number)):
                 return number
 
-    def pair(self, low: int, high: int, width: int | None = None) -> tuple[int, int]:
-        """Return two different numbers of [low, high], in random order; their pair is the operand, of every kind.
-
-        ``width``: how far they may be apart.
-        """
+    def pair(self, low: int, high: int) -> tuple[int, int]:
+        """Return two different numbers of [low, high], in random order; their pair is the operand, of every kind."""
         while True:
             a, b = self.random.sample(range(low, high + 1), 2)
-            near = width is None or abs(a - b) <= width
-            if near and self._takes(f"{min(a, b)} {max(a, b)}"):
+            if self._takes(f"{min(a, b)} {max(a, b)}"):
                 return a, b
 
     def _takes(self, operand: str) -> bool:
@@ -213,13 +216,18 @@ def _swap(draw: _Draw) -> list[Turn]:
     return [Turn(question, f"{b} {a}", f"{a} {b}")]
 
 
-def _contains(draw: _Draw) -> list[Turn]:
+def _call(draw: _Draw) -> list[Turn]:
+    a, b = draw.words(2, 2)
+    question = draw.phrase(
+        "Call the function {} with {}", "How do I call {} with the argument {}?", "Call {}, given {}"
+    )
+    return [Turn(question.format(a, b), f"{a}({b})", f"{b}({a})")]
+
+
+def _commas(draw: _Draw) -> list[Turn]:
     words = draw.words(2, 3)
-    answers = ["yes", "no"]
-    draw.random.shuffle(answers)
-    word = draw.random.choice(words) if answers[0] == "yes" else draw.other_word(words)
-    question = draw.phrase("Is {} in this list: {}", "Does this list contain {}: {}", "Is {} one of: {}")
-    return [Turn(question.format(word, " ".join(words)), *answers)]
+    question = draw.phrase("Separate with commas: {}", "Write as a list with commas: {}", "Put commas between: {}")
+    return [Turn(question.format(" ".join(words)), ", ".join(words), " ".join(words))]
 
 
 def _larger(draw: _Draw) -> list[Turn]:
@@ -240,14 +248,6 @@ def _number(draw: _Draw) -> list[Turn]:
     wrong = str(number)[:-1] + str((number + draw.random.randint(1, 9)) % 10)
     question = draw.phrase("Write the number {}", "Copy this number: {}", "Which number is this: {}").format(number)
     return [Turn(question, str(number), wrong)]
-
-
-def _count(draw: _Draw) -> list[Turn]:
-    pair = draw.pair(1, 20, width=5)
-    low, high = min(pair), max(pair)
-    numbers = [str(number) for number in range(low, high + 1)]
-    question = draw.phrase("Count from {} to {}", "Count up from {} to {}", "Give the numbers from {} to {}")
-    return [Turn(question.format(low, high), " ".join(numbers), " ".join([*numbers, str(high + 1)]))]
 
 
 def _letter(draw: _Draw) -> list[Turn]:
@@ -273,11 +273,11 @@ _KINDS: dict[str, Callable[[_Draw], list[Turn]]] = {
     "last": _last,
     "nth": _nth,
     "swap": _swap,
-    "contains": _contains,
+    "call": _call,
+    "commas": _commas,
     "larger": _larger,
     "sort": _sort,
     "number": _number,
-    "count": _count,
     "letter": _letter,
     "follow-up": _follow_up,
 }

@@ -2,8 +2,9 @@
 
 import json
 import re
-from itertools import pairwise
+from itertools import chain, combinations, pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -11,12 +12,12 @@ from smalti.evals.tasks.find import load_task
 from smalti.evals.tasks.items import read_items
 from smalti.tune.instructions import Instruction, instructions, kinds, split_of, write
 
-N = 600
+N = {"train": 600, "validation": 120, "heldout": 600}
 
 
 @pytest.fixture(scope="module")
 def rows() -> dict[str, list[Instruction]]:
-    return {split: list(instructions(range(N), seed=1, split=split)) for split in ("train", "heldout")}
+    return {split: list(instructions(range(n), seed=1, split=split)) for split, n in N.items()}
 
 
 def _pairs(text: str) -> set[tuple[str, ...]]:
@@ -24,42 +25,37 @@ def _pairs(text: str) -> set[tuple[str, ...]]:
     return {tuple(sorted(pair)) for pair in pairwise(words)}
 
 
-def test_no_operand_is_in_both_splits(rows: dict[str, list[Instruction]]) -> None:
+def test_no_operand_is_in_two_splits(rows: dict[str, list[Instruction]]) -> None:
     operands = {split: {text for row in of_split for text in row.operands} for split, of_split in rows.items()}
     for split, texts in operands.items():
         assert {split_of(text) for text in texts} == {split}
-    assert not operands["train"] & operands["heldout"]
-    strings = {"repeat", "twice", "swap", "first", "last", "nth"}
+    _are_disjoint(operands)
+    strings = {"repeat", "twice", "swap", "first", "last", "nth", "commas"}
     pairs = {
         split: set().union(*(_pairs(row.prompt[-1]["content"]) for row in of_split if row.kind in strings))
         for split, of_split in rows.items()
     }
     assert len(pairs["heldout"]) > 50
-    assert not pairs["train"] & pairs["heldout"]
+    _are_disjoint(pairs)
     numbers = {
         split: {
             tuple(sorted(re.findall(r"\d+", row.prompt[-1]["content"])))
             for row in of_split
-            if row.kind in {"larger", "sort", "count"}
+            if row.kind in {"larger", "sort"}
         }
         for split, of_split in rows.items()
     }
     assert len(numbers["heldout"]) > 20
-    assert not numbers["train"] & numbers["heldout"]
-    numbers = {
-        split: {
-            tuple(sorted(re.findall(r"\d+", row.prompt[-1]["content"])))
-            for row in of_split
-            if row.kind in {"larger", "sort", "count", "add"}
-        }
-        for split, of_split in rows.items()
-    }
-    assert len(numbers["heldout"]) > 20
-    assert not numbers["train"] & numbers["heldout"]
+    _are_disjoint(numbers)
+
+
+def _are_disjoint(sets: dict[str, set[Any]]) -> None:
+    for a, b in combinations(sets.values(), 2):
+        assert not a & b
 
 
 def test_answers_are_right(rows: dict[str, list[Instruction]]) -> None:
-    for row in [*rows["train"], *rows["heldout"]]:
+    for row in chain(*rows.values()):
         end = "." if row.prompt[0]["content"] == "End every answer with a full stop." else ""
         assert row.answer.endswith(end)
         assert row.wrong.endswith(end)
@@ -76,12 +72,12 @@ def test_answers_are_right(rows: dict[str, list[Instruction]]) -> None:
             "larger": str(max(numbers, default=0)),
             "sort": " ".join(map(str, numbers)),
             "number": str(sum(numbers)),
-            "count": " ".join(str(n) for n in range(min(numbers, default=0), max(numbers, default=0) + 1)),
+            "commas": text.replace(" ", ", "),
         }
         assert answer == expected.get(row.kind, answer), row
-        if row.kind == "contains":
-            word = re.findall(r"Is (\w+)|contain (\w+)", question)[0]
-            assert answer == ("yes" if "".join(word) in text.split() else "no")
+        if row.kind == "call":
+            function, argument = re.findall(r"(\w+),? (?:with the argument|with|given) (\w+)", question)[0]
+            assert answer == f"{function}({argument})"
     assert {row.kind for row in rows["heldout"]} == set(kinds())
 
 
@@ -91,15 +87,17 @@ def test_files_are_those_of_the_seed_and_a_task_reads_them(tmp_path: Path) -> No
         write(folder, n_train=30, n_heldout=30, n_preferences=15, seed=seed)
     names = {path.name for path in Path(folders[0]).iterdir()}
     assert names == {
-        *("train.jsonl", "heldout.jsonl", "preferences.jsonl", "heldout-preferences.jsonl", "instructions.yaml")
+        *("train.jsonl", "heldout.jsonl", "validation.jsonl", "instructions.yaml", "validation.yaml"),
+        *("preferences.jsonl", "heldout-preferences.jsonl", "validation-preferences.jsonl"),
     }
     texts = [[Path(folder, name).read_text() for name in sorted(names)] for folder in folders]
     assert texts[0] == texts[1]
     assert texts[0] != texts[2]
-    items = read_items(load_task(f"{folders[0]}/instructions.yaml").config)
-    chats = [json.loads(line) for line in Path(folders[0], "heldout.jsonl").read_text().splitlines()]
-    assert [item.answers[0] for item in items] == [chat["messages"][-1]["content"] for chat in chats]
-    assert {item.category for item in items} == set(kinds())
+    for task, split in (("instructions", "heldout"), ("validation", "validation")):
+        items = read_items(load_task(f"{folders[0]}/{task}.yaml").config)
+        chats = [json.loads(line) for line in Path(folders[0], f"{split}.jsonl").read_text().splitlines()]
+        assert [item.answers[0] for item in items] == [chat["messages"][-1]["content"] for chat in chats]
+        assert {item.category for item in items} == set(kinds())
     preference = json.loads(Path(folders[0], "preferences.jsonl").read_text().splitlines()[0])
     assert preference.keys() == {"prompt", "chosen", "rejected", "kind"}
     assert preference["prompt"][-1]["role"] == "user"
