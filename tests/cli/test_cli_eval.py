@@ -8,7 +8,7 @@ from tiny_models import llama_config, tiny_model
 from tiny_runs import TEXTS, add_checkpoint, tiny_run
 
 from smalti.base.errors import UserError
-from smalti.cli.eval.run import _require_effect
+from smalti.cli.eval.run import _print_truncated, _require_effect
 from smalti.cli.main import run as smalti
 from smalti.config.eval import EvalConfig
 from smalti.config.load import load
@@ -141,7 +141,10 @@ def test_the_gauntlet_from_the_command_line(run: Path, tmp_path: Path, capsys: p
     for text in (
         "arc_easy",
         "world knowledge",
-        "partial: without jeopardy",
+        "1 of 6 tasks",
+        "1 of 5 categories",
+        "partial: without jeopardy, bigbench_qa_wikidata, arc_challenge, mmlu, triviaqa_sm_sub",
+        "and 4 more",
         "no average of programming",
         "missing: mmlu",
     ):
@@ -163,6 +166,23 @@ def test_the_gauntlet_from_the_command_line(run: Path, tmp_path: Path, capsys: p
     captured = capsys.readouterr()
     assert len(json.loads(captured.out)["files"]) == 39
     assert "39 of 39 files are missing or different" in captured.err
+
+
+def test_a_hint_where_most_answers_are_truncated(capsys: pytest.CaptureFixture[str]) -> None:
+    tasks = {
+        "sums": {"truncated_frac": 0.5, "max_new_tokens": 14},
+        "gsm8k": {"truncated_frac": 1.0, "max_new_tokens": 400},  # its file is not the user's
+        "mine_answer": {"truncated_frac": 0.75},  # of lm-eval
+        "words": {"truncated_frac": 0.4, "max_new_tokens": 9},
+        "arc_easy": {},
+    }
+    _print_truncated(tasks)
+    assert capsys.readouterr().out.splitlines() == [
+        "sums: 50.0% of the answers end at the token limit, 14",
+        "hint: in the task's file, max_new_tokens: 28, or stop: [TEXT], the text that ends an answer",
+        "gsm8k: 100.0% of the answers end at the token limit, 400",
+        "mine_answer: 75.0% of the answers end at the token limit",
+    ]
 
 
 def test_ls(capsys: pytest.CaptureFixture[str]) -> None:

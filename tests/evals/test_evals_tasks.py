@@ -244,7 +244,7 @@ def test_prompts_that_would_be_cut_may_be_refused(engine: Engine, tmp_path: Path
         suite.run(engine, config.model_copy(update={"cut_prompts": False}))
     words = _write(tmp_path / "w.jsonl", [{"context": "some words " * 9, "answer": "yes"}])
     generated = TaskConfig(kind="generation", file=words, max_new_tokens=2)
-    with pytest.raises(UserError, match="w: 1 of 1 prompts"):
+    with pytest.raises(UserError, match=r"w: 1 of 1 prompts have .* context, 40 less an answer of 2"):
         suite.run(engine, EvalConfig(tasks=[generated], seq_len=40, cut_prompts=False))
 
 

@@ -18,6 +18,10 @@ if TYPE_CHECKING:
     from smalti.evals.cache import Cache
     from smalti.serve.folders import ModelFolder
 
+_NAMED_BENCHMARKS = 5
+_MOST = 0.5
+"""From this share of truncated answers on there is a hint."""
+
 
 def run(
     model: Model,
@@ -243,6 +247,7 @@ def _print(results: dict[str, Any]) -> None:
     print(f"{results['model']}: suite {results['suite']}\n")
     print(table(("task", "measure", "value", "95 % interval", "n", "baseline"), rows))
     _print_depths(results["tasks"])
+    _print_truncated(results["tasks"])
     for name, reason in results.get("not_run", {}).items():
         print(f"not run: {name}: {reason}")
     if "gauntlet" in results:
@@ -255,6 +260,23 @@ def _print(results: dict[str, Any]) -> None:
         print(f"\nread the samples: smalti eval read {shlex.quote(results['folder'])}")
     else:
         print("\nnot saved; --output FOLDER keeps scores and samples")
+
+
+def _print_truncated(tasks: dict[str, dict[str, Any]]) -> None:
+    """Print what to change where most answers end at the token limit: their accuracy says little."""
+    from smalti.base.units import format_frac
+    from smalti.evals.gauntlet.table import BY_NAME
+
+    for name, score in tasks.items():
+        if score.get("truncated_frac", 0) < _MOST:
+            continue
+        limit = score.get("max_new_tokens")
+        print(f"{name}: {format_frac(score['truncated_frac'])} of the answers end at the token limit", end="")
+        print(f", {limit}" if limit else "")
+        if limit and name not in BY_NAME:
+            print(
+                f"hint: in the task's file, max_new_tokens: {2 * limit}, or stop: [TEXT], the text that ends an answer"
+            )
 
 
 def _print_depths(tasks: dict[str, dict[str, Any]]) -> None:
@@ -273,25 +295,35 @@ def _print_depths(tasks: dict[str, dict[str, Any]]) -> None:
 
 def _print_gauntlet(gauntlet: dict[str, Any]) -> None:
     """Print the averages of (accuracy - chance) / (1 - chance), and what is missing in them."""
-    means = {**gauntlet["categories"], "core average": gauntlet["core_average"]}
+    from smalti.evals.gauntlet.table import CORE
+
+    means = {name: (mean, f"of {mean['n'] + mean['n_missing']} tasks") for name, mean in gauntlet["categories"].items()}
+    means["core average"] = (gauntlet["core_average"], f"of {len(CORE)} categories")
     rows = [
         (
             name.replace("_", " "),
             f"{mean['value']:.3f}",
             _interval(mean),
-            f"{mean['n']}",
-            mean.get("partial", ""),
+            f"{mean['n']} {total}",
+            _partial(mean.get("without", [])),
         )
-        for name, mean in means.items()
+        for name, (mean, total) in means.items()
         if mean is not None
     ]
     print(f"\nGauntlet {gauntlet['mode']}, above chance\n")
-    print(table(("average", "value", "95 % interval", "n", ""), rows))
+    print(table(("average", "value", "95 % interval", "mean of", ""), rows))
     for category, without in gauntlet["dropped"].items():
         print(f"no average of {category.replace('_', ' ')}: without {', '.join(without)}")
     for reason in dict.fromkeys(gauntlet["missing"].values()):
         names = [name for name, why in gauntlet["missing"].items() if why == reason]
         print(f"missing: {', '.join(names)}: {reason}")
+
+
+def _partial(without: list[str]) -> str:
+    """Return what an average lacks, shortened: the lines below the table name every missing benchmark."""
+    named = ", ".join(without[:_NAMED_BENCHMARKS])
+    more = len(without) - _NAMED_BENCHMARKS
+    return f"partial: without {named}{f' and {more} more' if more > 0 else ''}" if without else ""
 
 
 def _interval(score: dict[str, Any]) -> str:

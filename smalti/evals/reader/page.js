@@ -136,7 +136,10 @@ function showScores() {
   at("scores").tBodies[0].replaceChildren(...lines);
   const box = at("scores").parentElement, task = state.task || (place < 0 ? "" : samples[view[place]].task);
   const mark = lines.find(each => each.firstChild.textContent === task);
-  if (mark) box.scrollTop = mark.offsetTop - at("scores").tHead.offsetHeight;
+  if (mark) {
+    const top = mark.offsetTop - at("scores").tHead.offsetHeight, end = mark.offsetTop + mark.offsetHeight;
+    box.scrollTop = Math.min(top, Math.max(box.scrollTop, end - box.clientHeight));
+  }
   const count = flags.filter(flag => flag).length;
   const summary = [`before and after ${count === 1 ? "1 flag" : count + " flags"}`, changes.size ? `${changes.size} made in this page` : "", ...chosen];
   at("score-line").textContent = summary.filter(text => text).join("; ");

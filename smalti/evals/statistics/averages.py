@@ -62,7 +62,8 @@ def average(scores: Sequence[Estimate], weights: Sequence[float] | None = None) 
         share = min(1.0, max(0.0, (value - least) / width))
         effective_n = share * (1 - share) * (width / error) ** 2 if has_spread else error**-2
         ends = wilson(share, effective_n, quantile(0.975, df))
-        low, high = min(low, least + width * ends[0]), max(high, least + width * ends[1])
+        wilson_low, wilson_high = least + width * ends[0], least + width * ends[1]
+        low, high = (min(low, wilson_low), max(high, wilson_high)) if has_spread else (wilson_low, wilson_high)
     elif has_spread:
         half = quantile(0.975, df) * error
         low, high = min(low, value - half), max(high, value + half)

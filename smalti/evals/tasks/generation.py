@@ -130,7 +130,7 @@ def prompt_rows(
     prompts = make_prompts(task, items, mode=config.mode, limit=limit_of(task, config))
     rows = [(prompt, *_ids(encoder, prompt, room, config.mode, chat)) for prompt in prompts]
     if not config.cut_prompts:
-        require_whole(sum(is_cut for *_, is_cut in rows), len(rows), room)
+        require_whole(sum(is_cut for *_, is_cut in rows), len(rows), seq_len, n_new)
     return rows
 
 

@@ -71,11 +71,12 @@ def option_windows(
     return windows, texts, cut
 
 
-def require_whole(n_cut: int, n_prompts: int, seq_len: int) -> None:
-    """Raise TooLong where prompts were cut."""
+def require_whole(n_cut: int, n_prompts: int, seq_len: int, answer_tokens: int = 0) -> None:
+    """Raise TooLong where prompts were cut. ``answer_tokens``: the room that they leave for a generated answer."""
     if n_cut:
+        less = f" less an answer of {answer_tokens}" if answer_tokens else ""
         raise TooLong(
-            f"{n_cut} of {n_prompts} prompts have more tokens than the longest context, {seq_len}",
+            f"{n_cut} of {n_prompts} prompts have more tokens than the longest context, {seq_len}{less}",
             hint="cut_prompts=true scores them without their start; or evaluate with a longer seq_len",
         )
 

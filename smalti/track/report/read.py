@@ -41,8 +41,13 @@ class EvalRun:
         gauntlet = self.results.get("gauntlet")
         if not isinstance(gauntlet, dict):
             return {}
-        means = {**gauntlet.get("categories", {}), "core_average": gauntlet.get("core_average")}
-        return {name: {**mean, "metric": "average above chance"} for name, mean in means.items() if mean}
+        means = {name: (mean, "tasks") for name, mean in gauntlet.get("categories", {}).items()}
+        means["core_average"] = (gauntlet.get("core_average"), "categories")
+        return {
+            name.replace("_", " "): {**mean, "metric": "above chance", "n": f"{mean['n']} {unit}"}
+            for name, (mean, unit) in means.items()
+            if mean
+        }
 
 
 @dataclass(frozen=True)

@@ -34,7 +34,7 @@ pre{margin:0;padding:14px 16px;overflow-x:auto;white-space:pre-wrap;overflow-wra
 .sample .soft{padding:8px 16px 0}.sample .given{color:var(--soft)}
 details{background:var(--card);border:1px solid var(--line);border-radius:10px;margin:10px 0}
 summary{cursor:pointer;padding:10px 16px;font-weight:500}details pre{border-top:1px solid var(--line)}
-.note.bad{color:var(--bad)}details .sample{margin:12px 16px}
+.wide+.note{margin-top:28px}.note.bad{color:var(--bad)}details .sample{margin:12px 16px}
 .right{color:var(--good)}.wrong{color:var(--bad)}
 footer{margin-top:48px;color:var(--soft);font-size:12px}
 .at-narrow{display:none}
