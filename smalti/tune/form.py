@@ -1,6 +1,6 @@
 """What the examples of each kind of tuning are: answers, pairs, or mismatched answers; with the reference's columns."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -8,7 +8,8 @@ from smalti.base.errors import DataError
 from smalti.config.tune import TuneConfig
 from smalti.data.examples import Example
 from smalti.data.tokenizer.encode import Tokenizer
-from smalti.tune.pairs import require_pairs, with_last_inputs, with_mismatched
+from smalti.tune.pairs import checked_pairs, with_last_inputs, with_mismatched
+from smalti.tune.spool import Computed, Indexed
 
 
 @dataclass(frozen=True)
@@ -19,7 +20,7 @@ class Form:
     """All that determines it besides files and tokenizer."""
     max_tokens: int
     """The longest example before ``convert``."""
-    convert: Callable[[Sequence[Example], Tokenizer], Sequence[Example]]
+    convert: Callable[[Indexed[Example], Tokenizer], Indexed[Example]]
     """Converts the examples of a split. Raises DataError for examples of another kind."""
 
 
@@ -31,11 +32,8 @@ def form_of(tune: TuneConfig, seq_len: int, origin: str, compute: str) -> Form:
         return Form([], seq_len, _answers)
     is_kto = tune.preference.loss == "kto"
 
-    def pairs(examples: Sequence[Example]) -> Sequence[Example]:
-        if is_kto:
-            return with_mismatched(examples, seq_len)
-        require_pairs(examples)
-        return examples
+    def pairs(examples: Indexed[Example]) -> Indexed[Example]:
+        return with_mismatched(examples, seq_len) if is_kto else checked_pairs(examples)
 
     kind, max_tokens = ("kto", seq_len // 2) if is_kto else ("pairs", seq_len)
     if tune.preference.reference_or_default != "cached":
@@ -46,8 +44,9 @@ def form_of(tune: TuneConfig, seq_len: int, origin: str, compute: str) -> Form:
     return Form(key, max_tokens, lambda examples, _: with_reference(pairs(examples), origin, compute))
 
 
-def _answers(examples: Sequence[Example], tokenizer: Tokenizer) -> Sequence[Example]:
-    for example in examples:
+def _answers(examples: Indexed[Example], tokenizer: Tokenizer) -> Indexed[Example]:
+    def answer(number: int) -> Example:
+        example = examples[number]
         if example.values:
             raise DataError(
                 f"example {example.id} has {', '.join(example.values)} beside its answer, which supervised tuning "
@@ -61,4 +60,6 @@ def _answers(examples: Sequence[Example], tokenizer: Tokenizer) -> Sequence[Exam
                 allowed="one answer in each row, for supervised tuning",
                 hint="smalti tune preference, or tune.examples.columns.completion=chosen",
             )
-    return examples
+        return example
+
+    return Computed(len(examples), answer)

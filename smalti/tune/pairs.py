@@ -1,47 +1,51 @@
-"""Examples of preference tuning and of reward models, from those of ``chats``."""
+"""Examples of preference tuning and of reward models, from those of ``chats``; each is computed when it is read."""
 
+from array import array
 from collections.abc import Sequence
 from dataclasses import replace
 
 from smalti.base.errors import DataError
 from smalti.data.examples import Example
+from smalti.tune.spool import Computed, Indexed
 
 Ids = tuple[Sequence[int], Sequence[int]]
 
 
-def require_pairs(examples: Sequence[Example]) -> None:
-    """Raise DataError for examples that are not pairs of a chosen and a rejected answer."""
-    for example in examples:
-        if len(example.sequences) != 2:
-            raise DataError(
-                f"example {example.id} has one answer",
-                allowed="prompt, chosen and rejected",
-                hint="smalti tune sft for answers alone; tune.preference.loss=kto for answers with a label",
-            )
+def checked_pairs(examples: Indexed[Example]) -> Indexed[Example]:
+    """Return the same examples, of which DataError is raised for one that is not a chosen and a rejected answer."""
+    return Computed(len(examples), lambda number: _pair(examples[number]))
 
 
-def with_mismatched(examples: Sequence[Example], longest: int) -> list[Example]:
+def _pair(example: Example) -> Example:
+    if len(example.sequences) != 2:
+        raise DataError(
+            f"example {example.id} has one answer",
+            allowed="prompt, chosen and rejected",
+            hint="smalti tune sft for answers alone; tune.preference.loss=kto for answers with a label",
+        )
+    return example
+
+
+def with_mismatched(examples: Indexed[Example], longest: int) -> Indexed[Example]:
     """Return examples of KTO: each answer, and a mismatched one: its prompt with the next answer to another prompt.
 
     longest: the most tokens of an example, of both sequences together; an answer that is longer beside this prompt is
     cut at the end. Raises DataError for examples without ``label``, and if all have one prompt.
     """
-    for example in examples:
-        if len(example.sequences) != 1 or "label" not in example.values:
-            raise DataError(
-                f"example {example.id} is not an answer with a label",
-                allowed="prompt, completion and label (true or false)",
-                hint="tune.preference.loss=dpo for pairs",
-            )
-    return [
-        replace(example, sequences=(example.sequences[0], _mismatched(example, examples[other], longest)))
-        for example, other in zip(examples, _next_other_prompts(examples), strict=True)
-    ]
+    others = _next_other_prompts(examples)
+
+    def example_of(number: int) -> Example:
+        example = examples[number]
+        return replace(
+            example, sequences=(example.sequences[0], _mismatched(example, examples[others[number]], longest))
+        )
+
+    return Computed(len(examples), example_of)
 
 
-def _next_other_prompts(examples: Sequence[Example]) -> list[int]:
+def _next_other_prompts(examples: Indexed[Example]) -> Sequence[int]:
     """Return for each example the index of the next one with another prompt; after the last one follows the first."""
-    prompts = [list(ids[: _answer_begin(mask)]) for ((ids, mask),) in (example.sequences for example in examples)]
+    prompts = array("q", map(_prompt_hash, examples))
     following = next((number for number, prompt in enumerate(prompts) if prompt != prompts[-1]), None)
     if following is None:
         raise DataError(
@@ -49,10 +53,22 @@ def _next_other_prompts(examples: Sequence[Example]) -> list[int]:
             allowed="two prompts or more, of training and of held-out examples",
             hint="add prompts, or change tune.examples.heldout_frac",
         )
-    results = [following]
+    results = array("q", [following])
     for number in range(len(prompts) - 1, 0, -1):
         results.append(number if prompts[number] != prompts[number - 1] else results[-1])
     return results[::-1]
+
+
+def _prompt_hash(example: Example) -> int:
+    """Return the hash of a prompt's tokens. Raises DataError for an example that is not an answer with a label."""
+    if len(example.sequences) != 1 or "label" not in example.values:
+        raise DataError(
+            f"example {example.id} is not an answer with a label",
+            allowed="prompt, completion and label (true or false)",
+            hint="tune.preference.loss=dpo for pairs",
+        )
+    ids, mask = example.sequences[0]
+    return hash(tuple(ids[: _answer_begin(mask)]))
 
 
 def _mismatched(example: Example, other: Example, longest: int) -> Ids:
@@ -74,13 +90,14 @@ def _answer_begin(mask: Sequence[int]) -> int:
     return next(number for number, flag in enumerate(mask) if flag)
 
 
-def with_last_inputs(examples: Sequence[Example], token: int) -> list[Example]:
+def with_last_inputs(examples: Indexed[Example], token: int) -> Indexed[Example]:
     """Return examples of reward models: each sequence with one more token outside the loss.
 
     A row has the tokens of a sequence as inputs, except the last one, whose score is wanted.
     """
-    require_pairs(examples)
-    return [
-        replace(example, sequences=tuple(([*ids, token], [*mask, 0]) for ids, mask in example.sequences))
-        for example in examples
-    ]
+
+    def example_of(number: int) -> Example:
+        example = _pair(examples[number])
+        return replace(example, sequences=tuple(([*ids, token], [*mask, 0]) for ids, mask in example.sequences))
+
+    return Computed(len(examples), example_of)

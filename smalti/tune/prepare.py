@@ -8,7 +8,7 @@ import re
 import shutil
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from math import ceil
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,6 @@ from smalti.config.tune import UNKNOWN_STEPS, TuneConfig
 from smalti.data.documents.files import find_files
 from smalti.data.documents.heldout import HELDOUT, TRAIN
 from smalti.data.documents.publish import only_writer
-from smalti.data.examples import Example
 from smalti.data.examples.folder import RECORD_NAME, ExamplesRecord, write_examples
 from smalti.data.examples.source import ExampleSource
 from smalti.data.pack.examples import ExampleRows
@@ -34,6 +33,7 @@ from smalti.tune.chats import ChatTokenizer
 from smalti.tune.chats.examples import examples_of
 from smalti.tune.chats.report import ExamplesReport
 from smalti.tune.form import Form, form_of
+from smalti.tune.spool import Spool
 
 SOURCE, VALIDATION = "examples", "validation"
 """Names of the tokenized examples in ``data.sources``, and of the held-out ones in ``data.heldout``."""
@@ -172,7 +172,7 @@ def _digest_of_template(tune: TuneConfig) -> str:
 def _write(folder: Path, tune: TuneConfig, tokenizer: str, form: Form) -> None:
     """Tokenize the examples into ``folder``, which appears complete or not at all, and print the counts.
 
-    All examples are in memory: mismatched answers and references need those of a split together.
+    They are in temporary files until all are tokenized: mismatched answers and references need a split as a whole.
     """
     try:
         store.make_folder(folder.parent)
@@ -183,10 +183,12 @@ def _write(folder: Path, tune: TuneConfig, tokenizer: str, form: Form) -> None:
             hint="tune.prepared=FOLDER",
         ) from error
     report = ExamplesReport()
-    by_split: dict[str, list[Example]] = {}
-    with _temporary_folder(folder) as temporary:
+    by_split: dict[str, Spool] = {}
+    with _temporary_folder(folder) as temporary, ExitStack() as spools:
         for split, example in examples_of(tune.examples, tokenizer, report, max_tokens=form.max_tokens):
-            by_split.setdefault(split, []).append(example)
+            if split not in by_split:
+                by_split[split] = spools.enter_context(closing(Spool(temporary)))
+            by_split[split].append(example)
         shutil.copytree(tokenizer, temporary / "tokenizer", ignore=_NOT_TOKENIZER)
         if report.template:
             ChatTokenizer(tokenizer, report.template).write_to(temporary / "tokenizer")

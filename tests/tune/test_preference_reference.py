@@ -18,7 +18,7 @@ from smalti.model.decoder import Decoder
 from smalti.model.dtypes import freeze
 from smalti.model.huggingface import save_folder
 from smalti.model.init import init_weights
-from smalti.tune.pairs import require_pairs, with_last_inputs, with_mismatched
+from smalti.tune.pairs import checked_pairs, with_last_inputs, with_mismatched
 from smalti.tune.preference.loss import cached_reference, preference_loss
 from smalti.tune.preference.reference import LiveReference, identity, sequence_log_probs, with_reference
 
@@ -106,7 +106,7 @@ def test_a_mismatched_answer_is_the_next_one_to_another_prompt() -> None:
     short = with_mismatched([of([1, 2], [3], 1), of([4], [5, 6, 7], 0)], longest=4)[0]
     assert list(short.sequences[1][0]) == [1, 2, 5], "cut to the room of the row"
     with pytest.raises(DataError, match="leaves no room"):
-        with_mismatched([of([1, 2, 3], [4], 1), of([4], [5], 0)], longest=4)
+        with_mismatched([of([1, 2, 3], [4], 1), of([4], [5], 0)], longest=4)[0]
     # As files of KTO list them: the answers of a prompt next to each other, here also at both ends.
     grouped = [of([1], [2], 1), of([3], [4], 1), of([3], [5], 0), of([6], [7], 1), of([1], [8], 0)]
     mismatched = [list(example.sequences[1][0]) for example in with_mismatched(grouped, longest=9)]
@@ -122,4 +122,4 @@ def test_examples_of_reward_models_end_with_one_more_input() -> None:
     (example,) = with_last_inputs([_example(Pair(first, first, {"margin": 1.0}), 0)], token=9)
     assert [(list(ids), list(mask)) for ids, mask in example.sequences] == [([1, 2, 3, 9], [0, 0, 1, 0])] * 2
     with pytest.raises(DataError, match="has one answer"):
-        require_pairs([replace(example, sequences=example.sequences[:1])])
+        checked_pairs([replace(example, sequences=example.sequences[:1])])[0]

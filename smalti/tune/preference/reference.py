@@ -27,6 +27,7 @@ from smalti.train.origin import model_of
 from smalti.tune.heads.log_probs import log_probs_head
 from smalti.tune.preference.loss import REFERENCE_COLUMNS, log_probs
 from smalti.tune.sequences import Sequences
+from smalti.tune.spool import Computed, Indexed
 
 _BATCH_TOKENS = 8192
 _SAMPLES, _SAMPLE_BYTES = 64, 1 << 16
@@ -70,8 +71,8 @@ def _sampled(path: Path) -> list[int | str]:
 
 
 def with_reference(
-    examples: Sequence[Example], origin: str, compute: str, *, progress: Progress = no_progress
-) -> list[Example]:
+    examples: Indexed[Example], origin: str, compute: str, *, progress: Progress = no_progress
+) -> Indexed[Example]:
     """Return the examples with the columns ``REFERENCE_COLUMNS``: log-probabilities by the model of ``origin``.
 
     compute: ``fp32`` or ``bf16``, the format of matmuls in training; routers are in fp32, as there. The whole model is
@@ -80,23 +81,26 @@ def with_reference(
     model = _load(origin)
     freeze(model, DTYPES[compute])
     model.to(torch.device("cuda" if torch.cuda.is_available() else "cpu"))
-    sequences = [sequence for example in examples for sequence in example.sequences]
-    values = sequence_log_probs(model, sequences, progress=progress).reshape(len(examples), -1)
-    return [
-        replace(example, values={**example.values, **dict(zip(REFERENCE_COLUMNS, pair, strict=True))})
-        for example, pair in zip(examples, values.tolist(), strict=True)
-    ]
+    sequences = Computed(2 * len(examples), lambda number: examples[number // 2].sequences[number % 2])
+    values = sequence_log_probs(model, sequences, progress=progress).reshape(-1, 2)
+
+    def example_of(number: int) -> Example:
+        example, pair = examples[number], values[number].tolist()
+        return replace(example, values={**example.values, **dict(zip(REFERENCE_COLUMNS, pair, strict=True))})
+
+    return Computed(len(examples), example_of)
 
 
 def sequence_log_probs(
-    model: Decoder, sequences: Sequence[Ids], *, batch_tokens: int = _BATCH_TOKENS, progress: Progress = no_progress
+    model: Decoder, sequences: Indexed[Ids], *, batch_tokens: int = _BATCH_TOKENS, progress: Progress = no_progress
 ) -> npt.NDArray[np.float64]:
     """Return the log-probability of each sequence's tokens in the loss, summed, in nats.
 
     Sequences of similar length are computed together, in rows padded to the right.
     """
     device, soft_cap = next(model.parameters()).device, model.config.final_logit_softcapping
-    order = sorted(range(len(sequences)), key=lambda number: -len(sequences[number][0]))
+    lengths = np.fromiter((len(ids) for ids, _ in sequences), dtype=np.int64, count=len(sequences))
+    order = np.argsort(-lengths, kind="stable").tolist()
     results = np.zeros(len(sequences))
     start = 0
     while start < len(order):

@@ -207,3 +207,14 @@ def test_a_long_example_and_damage_are_reported(tmp_path: Path) -> None:
     record.write_text(record.read_text().replace('"longest": 29', '"longest": 2'))
     with pytest.raises(DataError, match="was changed after it was written"):
         ExamplesRecord.load(tmp_path / "x")
+
+
+def test_files_are_those_of_numpy(tmp_path: Path) -> None:
+    for count in (1, 40):  # another number of digits
+        examples = examples_of(np.random.default_rng(count), count, 2, 24)
+        write_examples(tmp_path / f"{count}", examples, TOKENIZER)
+        sequences = [sequence for example in examples for sequence in example.sequences]
+        np.save(tmp_path / "tokens.npy", np.concatenate([ids for ids, _ in sequences]).astype("<u2"))
+        np.save(tmp_path / "in_loss.npy", np.concatenate([mask for _, mask in sequences]).astype(bool))
+        for name in ("tokens.npy", "in_loss.npy"):
+            assert (tmp_path / f"{count}" / name).read_bytes() == (tmp_path / name).read_bytes()
