@@ -90,20 +90,58 @@ def prompts_of(name: str, limit: int | None) -> list[Prompt]:
     return make_prompts(task, read_items(task), mode="fixed", limit=limit)
 
 
-def harness_scores(folder: Path, pairs: list[tuple[str, str]], work: Path) -> Scores:
-    """What lm-eval gives for pairs of context and continuation."""
+def harness_task(name: str, prompts: list[Prompt], begin: str, work: Path) -> dict[str, Any]:
+    """A task of lm-eval with the strings of these prompts, as a config in its format."""
+    is_schema, is_exact = len(prompts[0].contexts) > 1, len(prompts[0].contexts) == len(prompts[0].continuations) == 1
+    delimiter = " " if all(text.startswith(" ") for prompt in prompts for text in prompt.continuations) else ""
+    rows = [
+        {
+            "context": begin + prompt.head + prompt.contexts[0],
+            "contexts": [begin + prompt.head + context for context in prompt.contexts],
+            "texts": [text.removeprefix(delimiter) for text in prompt.continuations],
+            "continuation": prompt.continuations[0].removeprefix("" if is_exact else delimiter),
+            "gold": prompt.item.gold,
+        }
+        for prompt in prompts
+    ]
+    path = work / f"{name}.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    columns = ("gold", "continuation", "contexts") if is_schema else ("context", "gold", "texts")
+    text, target, choices = ("context", "continuation", None) if is_exact else columns
+    return {
+        "task": name,
+        "dataset_path": "json",
+        "dataset_kwargs": {"data_files": {"test": str(path)}},
+        "test_split": "test",
+        "output_type": "loglikelihood" if is_exact else "multiple_choice",
+        "doc_to_text": text,
+        "doc_to_target": target,
+        **({} if choices is None else {"doc_to_choice": choices}),
+        "target_delimiter": delimiter,
+        # Of a schema, acc_norm divides by the lengths of the contexts.
+        "metric_list": [{"metric": "acc"}, *([] if is_exact or is_schema else [{"metric": "acc_norm"}])],
+    }
+
+
+def harness_scores(
+    folder: Path, pairs: list[tuple[str, str]], tasks: list[dict[str, Any]], work: Path
+) -> tuple[Scores, dict[str, dict[str, float]]]:
+    """What lm-eval gives for pairs of context and continuation, and what it reports of the tasks."""
     # In float32 its sum over an answer of 3,600 nats is itself 1.4e-4 off.
     job = {"folder": str(folder), "max_length": SEQ_LEN, "threads": 2, "softmax_dtype": "float64"}
-    turn = {"pairs": str(work / "pairs.json"), "answers": str(work / "answers.json"), "batch_size": 16}
+    turn = {name: str(work / f"{name}.json") for name in ("pairs", "answers", "results")}
+    turn |= {"batch_size": 16, "tasks": tasks}
     (work / "pairs.json").write_text(json.dumps(pairs))
     (work / "job.json").write_text(json.dumps(job))
     command = [peers.python_of("lm-eval"), ROOT / "bench/peers/lm_eval_hf.py", work / "job.json"]
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    environment["HF_HOME"] = str(work)
     done = subprocess.run(command, env=environment, input=json.dumps(turn), capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
     answers = json.loads((work / "answers.json").read_text())
     log_likelihoods, greedy = zip(*answers, strict=True)
-    return Scores(-np.array(log_likelihoods), np.zeros(len(answers), np.int64), np.array(greedy))
+    scores = Scores(-np.array(log_likelihoods), np.zeros(len(answers), np.int64), np.array(greedy))
+    return scores, json.loads((work / "results.json").read_text())
 
 
 def rights(prompts: list[Prompt], scores: Scores, n_tokens: np.ndarray, rule: str) -> list[bool]:
@@ -139,7 +177,8 @@ def test_lm_eval_gives_the_same_likelihoods_and_accuracies(model: str, tmp_path:
                 (begin + prompt.head + context, text) for context in prompt.contexts for text in prompt.continuations
             ]
         ends[name] = slice(start, len(pairs))
-    ours, theirs = score_greedy(engine.model, windows), harness_scores(folder, pairs, tmp_path)
+    tasks = [harness_task(name, of_task, begin, tmp_path) for name, of_task in prompts.items()]
+    ours, (theirs, reported) = score_greedy(engine.model, windows), harness_scores(folder, pairs, tasks, tmp_path)
     assert np.abs(ours.nats - theirs.nats).max() < 1e-4
     bridge = SmaltiLM(engine, SEQ_LEN)
     requests = [Instance("loglikelihood", {}, pair, index) for index, pair in enumerate(pairs)]
@@ -159,4 +198,7 @@ def test_lm_eval_gives_the_same_likelihoods_and_accuracies(model: str, tmp_path:
             mine, other = (rights(prompts[name], one, of_both[0].n_tokens, rule) for one in of_both)
             assert mine == other, (name, rule)
             figures[name][f"accuracy, {rule}"] = sum(mine) / len(mine)
+            if f"{rule},none" in reported[name]:
+                assert reported[name][f"{rule},none"] == figures[name][f"accuracy, {rule}"], (name, rule)
+        assert "acc,none" in reported[name]
     record(f"lm_eval-{model}", {"peer": "lm-eval==0.4.13, hf backend, fp32, CPU", "mode": "fixed", "tasks": figures})
