@@ -99,6 +99,13 @@ def matrices(model: ModelConfig, layer: int) -> list[str]:
     return names + [f"mlp.shared_experts.{part}" for part in shared] + [f"mlp.experts.{part}" for part in parts]
 
 
+def matrix_names(model: ModelConfig) -> list[str]:
+    """Return the names of the weights of all matrices that can have an adapter; ``quantize`` stores them in fewer
+    bits."""
+    names = [f"blocks.{i}.{name}" for i in range(model.num_hidden_layers) for name in matrices(model, i)]
+    return [name if ".experts." in name else f"{name}.weight" for name in names]
+
+
 def _names(target: str, name: str) -> bool:
     """Return whether ``target`` is a part of a dotted name, of whole words."""
     return f".{target}." in f".{name}."

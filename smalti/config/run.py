@@ -143,12 +143,6 @@ class RunConfig(JobConfig):
                 allowed="adapter with init_from",
                 hint="init_from=runs/NAME or a Hugging Face folder, or remove adapter",
             )
-        if self.model.num_labels:
-            raise NotAllowed(
-                "an adapter with model.num_labels: the new scores of a reward model would not be trained",
-                allowed="a reward model whose weights are all trained",
-                hint="remove adapter",
-            )
         self.adapter.check(self.model)
         self.adapter.check_axes(self.train.parallel)
         return self

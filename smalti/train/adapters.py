@@ -1,7 +1,7 @@
 """Adapters in a run: which base their frozen weights come from, and that it is the same on every attempt.
 
-A checkpoint of such a run holds the adapters alone and the digest of the base's files (``base`` in
-``train_state.json``); the base is loaded from ``init_from`` each time.
+A checkpoint of such a run holds the adapters alone (and the score of a reward model), and the digest of the base's
+files (``base`` in ``train_state.json``); the base is loaded from ``init_from`` each time.
 """
 
 from typing import Any
@@ -17,7 +17,7 @@ from smalti.distributed.group import world as worlds
 from smalti.distributed.parallel import fsdp
 from smalti.model.adapters import peft
 from smalti.model.adapters.adapter import names_of
-from smalti.model.adapters.apply import apply, is_adapter
+from smalti.model.adapters.apply import apply, is_adapter, is_trained
 from smalti.model.adapters.lora import draw
 from smalti.model.decoder import Decoder
 from smalti.model.dtypes import DTYPES
@@ -47,21 +47,27 @@ def add(model: Decoder, config: RunConfig) -> None:
 
 
 def init(model: nn.Module, config: JobConfig) -> None:
-    """Set the adapters of a model, which may be sharded, to their initial values: drawn, or those of a folder."""
+    """Set the adapters of a model, which may be sharded, to their initial values: drawn, or those of a folder.
+
+    The folder may have the score of a reward model too.
+    """
     if not isinstance(config, RunConfig) or config.adapter is None:
         return
-    parameters = {name: parameter for name, parameter in model.named_parameters() if is_adapter(name)}
+    parameters = {name: parameter for name, parameter in model.named_parameters() if is_trained(name)}
     values: dict[str, Tensor] = {}
     if config.adapter.init_from is not None:
-        shapes = {name: tuple(parameter.shape) for name, parameter in parameters.items()}
+        shapes = {name: tuple(parameter.shape) for name, parameter in parameters.items() if is_adapter(name)}
         values = worlds.together(lambda: _read(config, shapes))
     with torch.no_grad():
         for name, parameter in parameters.items():
-            fsdp.assign(parameter, values[name] if values else draw(name, parameter.shape, config.seed))
+            if name in values:
+                fsdp.assign(parameter, values[name])
+            elif is_adapter(name):
+                fsdp.assign(parameter, draw(name, parameter.shape, config.seed))
 
 
 def _read(config: RunConfig, shapes: dict[str, tuple[int, ...]]) -> dict[str, Tensor]:
-    """Return the matrices in ``adapter.init_from``. UserError if they are not those that the config describes."""
+    """Return the weights in ``adapter.init_from``. UserError if its matrices are not those of the config."""
     assert config.adapter is not None
     folder = config.adapter.init_from
     assert folder is not None
@@ -84,7 +90,7 @@ def _read(config: RunConfig, shapes: dict[str, tuple[int, ...]]) -> dict[str, Te
             allowed="the rank, alpha, rslora, targets and layers of the adapter in the folder",
             hint=f"see {folder}/{peft.CONFIG}",
         )
-    return values
+    return values | adapter.whole
 
 
 def check_base(config: JobConfig, path: str | None) -> dict[str, str] | None:
@@ -109,6 +115,7 @@ def base_of(init_from: str) -> dict[str, str]:
 
 
 def trained_only(model: nn.Module, tensors: dict[str, Any]) -> dict[str, Any]:
-    """Return the entries of a state dict for a checkpoint: of a decoder with adapters these alone, else all."""
-    adapters = {name: tensor for name, tensor in tensors.items() if is_adapter(name)}
-    return adapters if adapters and isinstance(model, Decoder) else tensors
+    """Return the entries of a state dict for a checkpoint: of a decoder with adapters what is trained, else all."""
+    if not (isinstance(model, Decoder) and any(map(is_adapter, tensors))):
+        return tensors
+    return {name: tensor for name, tensor in tensors.items() if is_trained(name)}

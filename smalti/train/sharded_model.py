@@ -18,12 +18,13 @@ from smalti.distributed.group.mesh import Mesh
 from smalti.distributed.parallel import fsdp
 from smalti.distributed.parallel.parallelize import parallelize
 from smalti.model.blocks.attention.choice import kernel_names
+from smalti.model.blocks.embed import SCORES
 from smalti.model.decoder import Decoder
 from smalti.model.dtypes import DTYPES
 from smalti.model.init import draw
 from smalti.train import adapters, origin, rank_setup
 from smalti.train.vocabulary import new_rows
-from smalti.train.weights import SCORES, open_weights
+from smalti.train.weights import open_weights
 
 
 def sharded(

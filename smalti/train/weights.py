@@ -19,14 +19,13 @@ from smalti.distributed.checkpoint import checkpoint
 from smalti.distributed.group import world
 from smalti.distributed.parallel import fsdp, pipeline
 from smalti.model.adapters.apply import is_adapter, stored_as
+from smalti.model.blocks.embed import SCORES
 from smalti.model.decoder import Decoder
 from smalti.model.huggingface import ModelFolder, companion_files, open_folder
 from smalti.model.json_file import read_object
 from smalti.train.origin import run_of
 from smalti.train.vocabulary import NewRows
 
-SCORES = "score.weight"
-"""The parameter of a reward model that no language model has."""
 _TOKENIZER_CONFIG = "tokenizer_config.json"
 
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from smalti.base.errors import DataError
+from smalti.config.adapter import Quantization
 from smalti.config.tune import TuneConfig
 from smalti.data.examples import Example
 from smalti.data.tokenizer.encode import Tokenizer
@@ -24,8 +25,13 @@ class Form:
     """Converts the examples of a split. Raises DataError for examples of another kind."""
 
 
-def form_of(tune: TuneConfig, seq_len: int, origin: str, compute: str) -> Form:
-    """Return the form of the examples. The weights of ``origin`` are read for the digest of a cached reference."""
+def form_of(
+    tune: TuneConfig, seq_len: int, origin: str, compute: str, quantization: Quantization | None = None
+) -> Form:
+    """Return the form of the examples. The weights of ``origin`` are read for the digest of a cached reference.
+
+    quantization: that of the base of adapters, which is the reference.
+    """
     if tune.reward is not None:
         return Form(["reward"], seq_len - 2, lambda examples, tokenizer: with_last_inputs(examples, tokenizer.eod_id))
     if tune.preference is None:
@@ -40,8 +46,12 @@ def form_of(tune: TuneConfig, seq_len: int, origin: str, compute: str) -> Form:
         return Form([kind], max_tokens, lambda examples, _: pairs(examples))
     from smalti.tune.preference.reference import identity, with_reference  # loads torch
 
-    key = [kind, identity(origin), compute]
-    return Form(key, max_tokens, lambda examples, _: with_reference(pairs(examples), origin, compute))
+    key = [kind, identity(origin), compute, *([quantization] if quantization else [])]
+
+    def convert(examples: Indexed[Example], _: Tokenizer) -> Indexed[Example]:
+        return with_reference(pairs(examples), origin, compute, quantization=quantization)
+
+    return Form(key, max_tokens, convert)
 
 
 def _answers(examples: Indexed[Example], tokenizer: Tokenizer) -> Indexed[Example]:

@@ -16,6 +16,7 @@ from typing import Any
 from smalti.base import env, store
 from smalti.base.errors import DataError, UserError
 from smalti.base.hashing import digest_json, sha256_file
+from smalti.config.adapter import AdapterConfig, Quantization
 from smalti.config.families import FAMILIES
 from smalti.config.load import Additions, from_dict
 from smalti.config.train import PrecisionConfig
@@ -66,7 +67,10 @@ def complete(values: Mapping[str, Any], *, tokenize: bool = True) -> Additions:
     seq_len = data.get("seq_len") or model.get("max_position_embeddings") or model_of(origin).max_position_embeddings
     compute = ((values.get("train") or {}).get("precision") or {}).get("compute", PrecisionConfig().compute)
     tokenizer = data.get("tokenizer") or tokenizer_of(origin)
-    folder = prepared_folder(tune, tokenizer, seq_len, origin=origin, compute=compute, write=tokenize)
+    adapter = from_dict(AdapterConfig, values.get("adapter") or {}, "adapter").config
+    folder = prepared_folder(
+        tune, tokenizer, seq_len, origin=origin, compute=compute, quantization=adapter.quantize, write=tokenize
+    )
     is_known = (folder / TRAIN / RECORD_NAME).is_file()
     _refuse_own_names(data)
     stages = data.get("stages") or [{"weights": {SOURCE: 1.0}}]
@@ -117,12 +121,20 @@ def tokenizer_of(origin: str) -> str:
 
 
 def prepared_folder(
-    tune: TuneConfig, tokenizer: str, seq_len: int, *, origin: str, compute: str, write: bool = True
+    tune: TuneConfig,
+    tokenizer: str,
+    seq_len: int,
+    *,
+    origin: str,
+    compute: str,
+    quantization: Quantization | None = None,
+    write: bool = True,
 ) -> Path:
     """Return the folder of the tokenized examples: ``train``, ``heldout`` and ``tokenizer``. Writes it if needed,
     unless ``write`` is false.
 
-    origin: the model to tune, which is the reference of preferences. compute: its format of matmuls.
+    origin: the model to tune, which is the reference of preferences. compute: its format of matmuls. quantization: that
+    of its weights beside adapters.
 
     A rank never writes it: the ranks of a job would write it together.
     """
@@ -131,7 +143,7 @@ def prepared_folder(
     of_tasks = [
         sha256_file(file) for path in tune.examples.decontaminate for file in (path, load_task(path).config.file)
     ]
-    form = form_of(tune, seq_len, origin, compute)
+    form = form_of(tune, seq_len, origin, compute, quantization)
     values = [_FORMAT, tune.examples.model_dump(mode="json"), seq_len, digests, of_tasks, *form.key]
     folder = Path(tune.prepared) / digest_json(values)[:16]
     if not write or (folder / TRAIN / RECORD_NAME).is_file():

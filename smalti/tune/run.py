@@ -32,7 +32,7 @@ class Tuning:
         if tune.preference is not None:
             reference: Reference | None = None
             if tune.preference.reference_or_default == "live":
-                model = frozen(config.init_from, config.model, config, mesh, device)
+                model = None if config.adapter else frozen(config.init_from, config.model, config, mesh, device)
                 reference = LiveReference(model, config.train.loss, config.model.final_logit_softcapping)
             elif tune.preference.reference_or_default == "cached":
                 reference = cached_reference

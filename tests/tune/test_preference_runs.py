@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from tiny_runs import tiny_run
 
 from smalti.base.errors import DataError, UserError
@@ -82,18 +83,27 @@ def test_a_cached_and_a_live_reference_train_alike(root: Path, tmp_path: Path) -
 
 
 @pytest.mark.exhaustive
-def test_a_reward_model_is_trained_and_exported(root: Path, tmp_path: Path) -> None:
-    config = config_of(root, "reward", folder=tmp_path / "run", **{"train.duration": "6step"})
+@pytest.mark.parametrize("adapter", [{}, {"adapter.rank": 4, "train.optimizer.lr": 1e-2}], ids=["full", "lora"])
+def test_a_reward_model_is_trained_and_exported(adapter: dict[str, Any], root: Path, tmp_path: Path) -> None:
+    config = config_of(root, "reward", folder=tmp_path / "run", **{"train.duration": "6step", **adapter})
     assert config.model.num_labels == 1
     result = _run(config)
     assert result.metrics["metrics/eval/validation/reward_accuracy"] > 0.9
-    folder = export(tmp_path / "run")
+    folder = export(tmp_path / "run", merge=bool(adapter))
     assert json.loads((Path(folder) / "config.json").read_text())["architectures"] == ["LlamaForSequenceClassification"]
     assert load_folder(folder).config.num_labels == 1
     assert verify(folder) < 1e-5
     card = (Path(folder) / "README.md").read_text()
     assert "pipeline_tag: text-classification" in card
     assert "A reward model of" in card
+    if adapter:  # the score of the run is where the next one begins
+        changes = {**adapter, "adapter.init_from": export(tmp_path / "run")}
+        tuning = Tuning()
+        following = config_of(root, "reward", folder=tmp_path / "next", **changes)
+        job = build(following, make_loss=tuning.loss, evaluation=tuning.evaluation)
+        score: Any = job.state.model.get_parameter("score.weight")
+        assert torch.equal(score.full_tensor(), load_folder(folder).get_parameter("score.weight"))
+        assert "num_labels=1" in (tmp_path / "run/adapter/README.md").read_text()
 
 
 def test_examples_of_labelled_answers(root: Path) -> None:

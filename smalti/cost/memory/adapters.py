@@ -66,7 +66,8 @@ def low_rank_bytes(model: ModelConfig, adapter: AdapterConfig, layer: int, shape
 
 def total(model: ModelConfig, adapter: AdapterConfig) -> int:
     """Return the number of parameters that a run with this adapter trains."""
-    return round(sum(layer_of(model, adapter, layer, 4).adapters for layer in range(model.num_hidden_layers)))
+    adapters = sum(layer_of(model, adapter, layer, 4).adapters for layer in range(model.num_hidden_layers))
+    return round(adapters) + model.hidden_size * (model.num_labels or 0)  # the score of a reward model too
 
 
 def _path(weight: Weight, every: list[str]) -> str | None:

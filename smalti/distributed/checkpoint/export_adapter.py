@@ -13,7 +13,7 @@ from smalti import __version__
 from smalti.base import clock, store
 from smalti.base.disk import writing
 from smalti.base.errors import DataError
-from smalti.config.adapter import matrices
+from smalti.config.adapter import matrix_names
 from smalti.config.model import ModelConfig
 from smalti.config.run import RunConfig
 from smalti.distributed.checkpoint import base, checkpoint
@@ -44,6 +44,23 @@ what they learned only with those weights: SHA-256 of their files {digest}.
 With PEFT: `PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(BASE), FOLDER)`, and
 `AutoTokenizer.from_pretrained(FOLDER)`, which has the run's chat template, if any.
 """
+_CARD_OF_SCORES = """---
+library_name: peft
+tags:
+- smalti
+- lora
+- reward-model
+---
+
+# {name}
+
+Adapters (LoRA) of rank {rank} and the score of a reward model, trained with Smalti {version} beside the weights of
+`{base}`, step {step}. They compute what they learned only with those weights: SHA-256 of their files {digest}.
+
+    model = AutoModelForSequenceClassification.from_pretrained(BASE, num_labels=1)
+    model = PeftModel.from_pretrained(model, "{folder}")
+    score = model(input_ids).logits[0, 0]
+"""
 
 
 def read_adapter(config: RunConfig, source: str) -> Adapter:
@@ -60,7 +77,7 @@ def merged_weights(run: Path, config: RunConfig, source: str) -> Merged:
     assert config.adapter is not None
     weights = _base_weights(run, config, source)
     if config.adapter.quantize is not None:
-        weights = Dequantized(weights, _quantized_names(config), config.adapter.quantize)
+        weights = Dequantized(weights, matrix_names(config.model), config.adapter.quantize)
     return Merged(weights, read_adapter(config, source))
 
 
@@ -71,7 +88,7 @@ def merge_errors(run: Path, config: RunConfig, source: str, *, logits: bool) -> 
     Each has ``weights``, over the matrices that were quantised, and with ``logits`` those of a sample, in float32.
     """
     assert config.adapter is not None
-    kind, names = config.adapter.quantize, _quantized_names(config)
+    kind, names = config.adapter.quantize, matrix_names(config.model)
     assert kind is not None
     exact = merged_weights(run, config, source)
     others: dict[str, Mapping[str, Tensor]] = {
@@ -108,12 +125,6 @@ def probe_ids(model: ModelConfig) -> Tensor:
     return (torch.arange(2 * length) * 7919 % model.vocab_size).view(2, length)
 
 
-def _quantized_names(config: RunConfig) -> list[str]:
-    """Return the names of the weights that a quantised base holds in fewer bits."""
-    names = [f"blocks.{i}.{name}" for i in range(config.model.num_hidden_layers) for name in matrices(config.model, i)]
-    return [name if ".experts." in name else f"{name}.weight" for name in names]
-
-
 def _base_weights(run: Path, config: RunConfig, source: str) -> Mapping[str, Tensor]:
     assert config.init_from is not None
     path = base.find(str(Path(directory_of(run, [config.init_from]) or ".", config.init_from)))
@@ -131,8 +142,7 @@ def write_adapter(final: Path, run: Path, config: RunConfig, source: str, dtype:
     assert config.init_from is not None
     if final.exists() and not peft.is_adapter_folder(final):
         raise DataError(f"{final} exists and is not an exported adapter", hint="name another folder: --output FOLDER")
-    adapter = read_adapter(config, source)
-    adapter = Adapter(adapter.scale, {name: (a.to(as_dtype), b.to(as_dtype)) for name, (a, b) in adapter.pairs.items()})
+    adapter = read_adapter(config, source).to(as_dtype)
     recorded, step = checkpoint.read_state(source)["base"], step_of(source)
     record: dict[str, Any] = {
         "run": config.name,
@@ -143,7 +153,7 @@ def write_adapter(final: Path, run: Path, config: RunConfig, source: str, dtype:
         "smalti_version": __version__,
         "base": recorded,
     }
-    card = _CARD.format(
+    card = (_CARD_OF_SCORES if config.model.num_labels else _CARD).format(
         name=config.name, rank=config.adapter.rank, version=__version__, base=config.init_from, step=step,
         digest=recorded["sha256"], folder=final,
     ).rstrip()  # fmt: skip

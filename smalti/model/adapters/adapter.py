@@ -4,12 +4,13 @@ Shapes: I inputs, O outputs, r rank, E experts.
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
 from smalti.base.errors import DataError
+from smalti.model.blocks.embed import SCORES
 
 
 @dataclass(frozen=True)
@@ -19,13 +20,20 @@ class Adapter:
     scale: float
     pairs: dict[str, tuple[Tensor, Tensor]]
     """Name of the weight in the ``state_dict`` -> A [r, I] and B [O, r]. Ranks may differ."""
+    whole: dict[str, Tensor] = field(default_factory=dict)
+    """Weights that are trained whole, by name: the score of a reward model."""
 
     @classmethod
     def of_tensors(cls, tensors: Mapping[str, Tensor], weights: Mapping[str, Tensor], scale: float) -> "Adapter":
         """Collect the adapters of a model's tensors; ``weights``: those of the plain decoder, by name."""
         names = {weight: names_of(weight) for weight in weights}
         pairs = {weight: (tensors[a], tensors[b]) for weight, (a, b) in names.items() if a in tensors}
-        return cls(scale, pairs)
+        return cls(scale, pairs, {name: tensors[name] for name in (SCORES,) if name in tensors})
+
+    def to(self, dtype: torch.dtype) -> "Adapter":
+        """Return the adapter in another format."""
+        pairs = {name: (a.to(dtype), b.to(dtype)) for name, (a, b) in self.pairs.items()}
+        return Adapter(self.scale, pairs, {name: weight.to(dtype) for name, weight in self.whole.items()})
 
     def check(self, weights: Mapping[str, Tensor], what: str) -> None:
         """Raise DataError where a matrix does not fit the weight that it changes."""
@@ -50,19 +58,22 @@ class Adapter:
 
 
 class Merged(Mapping[str, Tensor]):
-    """The weights of a model with an adapter merged, each computed on access."""
+    """The weights of a model with an adapter merged, each computed on access; a reward model has no output head."""
 
     def __init__(self, weights: Mapping[str, Tensor], adapter: Adapter) -> None:
         self._weights, self._adapter = weights, adapter
+        names = dict.fromkeys([*weights, *adapter.whole])
+        self._names = [name for name in names if SCORES not in adapter.whole or name != "lm_head.weight"]
 
     def __getitem__(self, name: str) -> Tensor:
-        return self._adapter.merge(name, self._weights[name])
+        whole = self._adapter.whole.get(name)
+        return self._adapter.merge(name, self._weights[name]) if whole is None else whole
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._weights)
+        return iter(self._names)
 
     def __len__(self) -> int:
-        return len(self._weights)
+        return len(self._names)
 
 
 def names_of(weight: str) -> tuple[str, str]:

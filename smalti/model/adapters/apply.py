@@ -1,7 +1,8 @@
 """Adds the adapters of a config to a decoder, and freezes its weights."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
@@ -9,6 +10,7 @@ from torch import Tensor, nn
 from smalti.config.adapter import BLOCK, AdapterConfig, Quantization, matrices
 from smalti.model.adapters.lora import LoRAExperts, LoRALinear
 from smalti.model.adapters.quantized import quantize
+from smalti.model.blocks.embed import SCORES
 from smalti.model.blocks.moe.experts import Experts
 from smalti.model.decoder import Decoder
 from smalti.model.dtypes import freeze
@@ -21,13 +23,35 @@ def is_adapter(name: str) -> bool:
     return _NAME.fullmatch(name) is not None
 
 
+def is_trained(name: str) -> bool:
+    """Return whether a parameter of a model with adapters is trained: an adapter, or the score of a reward model."""
+    return is_adapter(name) or name == SCORES
+
+
+@contextmanager
+def without_adapters(model: nn.Module) -> Iterator[None]:
+    """Within it the model, which may be sharded, computes what its frozen weights alone do."""
+    adapted = [module for module in model.modules() if isinstance(module, LoRALinear | LoRAExperts)]
+    assert adapted, "a model without adapters"
+    for module in adapted:
+        module.is_adapted = False
+    try:
+        yield
+    finally:
+        for module in adapted:
+            module.is_adapted = True
+
+
 def apply(model: Decoder, config: AdapterConfig, *, compute: torch.dtype = torch.float32) -> None:
     """Add adapters in place, their values left to the caller, and freeze all other parameters in the dtype ``compute``.
 
+    The score of a reward model, which no language model has, is trained too, in fp32.
     ``config.quantize``: the matrices of all blocks are stored in fewer bits, and their values left to the caller too
     (``stored_as``). Frozen weights are never updated, so a copy in a wider dtype would only be cast in every pass.
     """
     freeze(model, compute)
+    if model.score is not None:
+        model.score.float().requires_grad_(True)
     adapted = config.paths(model.config)
     for layer, block in enumerate(model.blocks):
         every, names = matrices(model.config, layer), adapted.get(layer, [])

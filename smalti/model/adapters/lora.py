@@ -45,6 +45,9 @@ def _uniform(shape: Sequence[int], key: int) -> Tensor:
 class LoRALinear(nn.Linear):
     """Replaces ``linear``, whose weight and bias it takes; ``rank`` 0: without an adapter (of a quantised weight)."""
 
+    is_adapted = True
+    """False: the adapter is left out (``apply.without_adapters``)."""
+
     def __init__(self, linear: nn.Linear, rank: int, scale: float, quantization: Quantization | None = None) -> None:
         super().__init__(linear.in_features, linear.out_features, bias=False, device="meta")
         self.weight, self.bias, self.scale = linear.weight, linear.bias, scale
@@ -62,7 +65,7 @@ class LoRALinear(nn.Linear):
         else:
             out_NO = self.store.linear(self, x_NI)
             out_NO = out_NO if self.bias is None else out_NO + self.bias
-        if self.rank:
+        if self.rank and self.is_adapted:
             out_NO.addmm_(F.linear(x_NI, self.lora_A), self.lora_B.T, alpha=self.scale)
         return out_NO.view(*x_I.shape[:-1], -1)
 
@@ -75,6 +78,9 @@ class LoRAExperts(Experts):
     With the kernel ``grouped`` the low-rank products are grouped ones too, and no gradient of a frozen weight is
     computed; ``loop``, the reference, adds the adapters to the weights.
     """
+
+    is_adapted = True
+    """False: the adapters are left out (``apply.without_adapters``)."""
 
     def __init__(
         self, experts: Experts, targets: list[str], rank: int, scale: float, quantization: Quantization | None = None
@@ -95,6 +101,8 @@ class LoRAExperts(Experts):
 
     def low_rank(self, part: str) -> tuple[Tensor, Tensor] | None:
         """Return A [E, r, I] and B [E, O, r] of a part, None if it has no adapter."""
+        if not self.is_adapted:
+            return None
         a_ErI = getattr(self, f"{part}_lora_A", None)
         return None if a_ErI is None else (a_ErI, getattr(self, f"{part}_lora_B"))
 

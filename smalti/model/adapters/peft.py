@@ -2,7 +2,8 @@
 
 Names are those of the family's tensors in transformers. Experts are written one by one, as transformers stores them;
 read are also the stacked ones of PEFT with transformers 5. Query, key and value of a family that joins them (DBRX,
-MPT) are written as one adapter of the joined matrix, block by block, which computes the same.
+MPT) are written as one adapter of the joined matrix, block by block, which computes the same. The score of a reward
+model is one of the ``modules_to_save``.
 """
 
 import math
@@ -18,6 +19,7 @@ from smalti.base.errors import DataError, UserError
 from smalti.config.adapter import AdapterConfig, matrices
 from smalti.config.model import ModelConfig
 from smalti.model.adapters.adapter import Adapter
+from smalti.model.blocks.embed import SCORES
 from smalti.model.huggingface_config import FAMILIES
 from smalti.model.huggingface_weights import meta_weights
 from smalti.model.json_file import read_object
@@ -32,12 +34,13 @@ _PLAIN: dict[str, tuple[Any, ...]] = {
     "use_dora": (False, None),
     "lora_bias": (False, None),
     "fan_in_fan_out": (False, None),
-    "modules_to_save": (None, []),
     "trainable_token_indices": (None, []),
     "layer_replication": (None, []),
     "alora_invocation_tokens": (None, []),
 }
 """Fields of which only these values are supported."""
+_HEADS = ("score", "classifier")
+"""``modules_to_save`` of an adapter for sequence classification, as PEFT writes them; a decoder has the first."""
 
 
 def is_adapter_folder(folder: str | Path) -> bool:
@@ -74,6 +77,7 @@ def save(folder: str | Path, adapter: Adapter, model: ModelConfig, config: Adapt
             tensors |= {f"{_PREFIX}{module}.lora_A.weight": a, f"{_PREFIX}{module}.lora_B.weight": b}
             if a.shape[0] != config.rank:
                 ranks[module.rpartition(".")[2]] = a.shape[0]
+    tensors |= {f"{_PREFIX}{name}": weight for name, weight in adapter.whole.items()}
     tensors = {name: tensor.contiguous() for name, tensor in tensors.items()}
     write_tensors(Path(folder) / WEIGHTS, tensors, iter(tensors.items()))
     store.write_json(Path(folder) / CONFIG, _config(config, model, base, tensors, ranks))
@@ -107,7 +111,7 @@ def _config(
     grown = {leaf: rank / config.rank for leaf, rank in ranks.items()}
     return {
         "peft_type": "LORA",
-        "task_type": "CAUSAL_LM",
+        "task_type": "SEQ_CLS" if model.num_labels else "CAUSAL_LM",
         "base_model_name_or_path": base,
         "r": config.rank,
         "lora_alpha": config.alpha,
@@ -125,7 +129,7 @@ def _config(
         "alpha_pattern": {
             leaf: config.alpha * (math.sqrt(times) if config.rslora else times) for leaf, times in grown.items()
         },
-        "modules_to_save": None,
+        "modules_to_save": [SCORES.removesuffix(".weight")] if model.num_labels else None,
     }
 
 
@@ -141,13 +145,20 @@ def load(folder: str | Path, model: ModelConfig) -> Adapter:
     for key, allowed in _PLAIN.items():
         if raw.get(key, allowed[-1]) not in allowed:
             raise DataError(f"{path / CONFIG} has {key}={raw[key]!r}", allowed=f"{key}={allowed[0]!r}, plain LoRA")
+    saved = set(raw.get("modules_to_save") or []) - set(_HEADS if model.num_labels else ())
+    if saved:
+        raise DataError(
+            f"{path / CONFIG} has modules_to_save={sorted(saved)}, weights that were trained whole",
+            allowed="the score of a reward model (model.num_labels=1), for a reward model",
+        )
     reader = _Reader(path, raw)
     weights = meta_weights(model)
     pairs: dict[str, tuple[Tensor, Tensor]] = {}
     for rule in _rules(model):
         pairs |= reader.of_rule(rule, weights)
+    whole = reader.whole(SCORES, weights)
     reader.finish(model)
-    adapter = Adapter(reader.scale, pairs)
+    adapter = Adapter(reader.scale, pairs, whole)
     adapter.check(weights, str(path))
     return adapter
 
@@ -217,6 +228,17 @@ class _Reader:
             key = next((key for key in patterns if re.match(rf"(.*\.)?({key})$", module)), None)
             values.append(float(default if key is None else patterns[key]))
         return values[1] / (math.sqrt(values[0]) if self._raw.get("use_rslora") else values[0])
+
+    def whole(self, name: str, weights: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Return a weight that was trained whole, by its name; empty if the folder or the model lacks it."""
+        theirs = f"{_PREFIX}{name}"
+        if name not in weights or theirs not in self._left:
+            return {}
+        self._left.remove(theirs)
+        weight, wanted = self._file.read(theirs).float(), weights[name].shape
+        if weight.shape != wanted:
+            raise DataError(f"{self._path / WEIGHTS}: {theirs} is {list(weight.shape)}", allowed=f"{list(wanted)}")
+        return {name: weight}
 
     def finish(self, model: ModelConfig) -> None:
         """Raise DataError for tensors that belong to no matrix that can have an adapter."""

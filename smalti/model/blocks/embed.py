@@ -7,6 +7,9 @@ from torch import nn
 
 from smalti.config.model import ModelConfig
 
+SCORES = "score.weight"
+"""The parameter of a reward model that no language model has."""
+
 
 def build_embed(config: ModelConfig) -> nn.Embedding:
     """Build the table [V, D], which maps ids [B, T] to [B, T, D]; not scaled, without a padding row."""

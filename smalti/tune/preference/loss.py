@@ -22,14 +22,14 @@ from smalti.tune.losses.accuracy import correct
 from smalti.tune.preference.estimate import KLEstimate
 from smalti.tune.sequences import Sequences, column, sequences_of
 
-Reference = Callable[[Microbatch, Sequences], Tensor]
-"""(microbatch, its sequences) -> log-probability of each sequence by the reference model [S, K], summed over tokens."""
+Reference = Callable[[nn.Module, Microbatch, Sequences], Tensor]
+"""(model that is trained, microbatch, its sequences) -> log-probability of each sequence by the reference [S, K]."""
 
 REFERENCE_COLUMNS = ("reference_first", "reference_second")
 """Columns with the reference's log-probabilities of the first and the second sequence of an example."""
 
 
-def cached_reference(microbatch: Microbatch, sequences: Sequences) -> Tensor:
+def cached_reference(model: nn.Module, microbatch: Microbatch, sequences: Sequences) -> Tensor:
     """Return the log-probabilities that were computed before the run; a ``Reference``."""
     first_SK, second_SK = (column(microbatch, name) for name in REFERENCE_COLUMNS)
     is_second_K = torch.arange(first_SK.shape[1], device=first_SK.device) % 2 == 1
@@ -66,10 +66,10 @@ class _OverSequences:
     def _log_probs(self, model: nn.Module, microbatch: Microbatch, sequences: Sequences) -> tuple[Tensor, Tensor]:
         """Return log p, and log p less the reference's (the same without one), each [S, K]."""
         chunk_bytes = self._loss.tile_bytes(microbatch.inputs.device.type)
+        # the reference first: the model's own forward pass must be the last before its backward pass
+        reference_SK = 0 if self._reference is None else self._reference(model, microbatch, sequences).detach()
         log_p_SK = log_probs(model, microbatch, sequences, soft_cap=self._soft_cap, chunk_bytes=chunk_bytes)
-        if self._reference is None:
-            return log_p_SK, log_p_SK
-        return log_p_SK, log_p_SK - self._reference(microbatch, sequences).detach()
+        return log_p_SK, log_p_SK - reference_SK
 
 
 class PairLoss(_OverSequences):

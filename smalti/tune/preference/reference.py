@@ -1,6 +1,7 @@
-"""The reference model of a preference loss: log-probabilities computed before the run, or by a frozen model in it.
+"""The reference model of a preference loss: log-probabilities computed before the run, or in it.
 
-There is no dropout, so both give the same values up to rounding.
+The reference is the model of ``init_from``; of a run with adapters it is their base, as it is quantised. There is no
+dropout, so both give the same values up to rounding.
 
 Shapes: S rows, T tokens, K sequences of a row.
 """
@@ -17,9 +18,12 @@ from torch import Tensor, nn
 
 from smalti.base.hashing import digest_json, sha256_bytes, sha256_file
 from smalti.base.progress import Progress, no_progress
+from smalti.config.adapter import Quantization, matrix_names
 from smalti.config.train import LossConfig
 from smalti.data.examples import Example
 from smalti.distributed.checkpoint import base
+from smalti.model.adapters.apply import without_adapters
+from smalti.model.adapters.quantized import dequantize, quantize
 from smalti.model.decoder import Decoder
 from smalti.model.dtypes import DTYPES, freeze
 from smalti.train.batches import IGNORE, Microbatch
@@ -37,16 +41,23 @@ Ids = tuple[Sequence[int], Sequence[int]]
 
 
 class LiveReference:
-    """Log-probabilities by a frozen model, computed beside the model that is trained; a ``Reference``."""
+    """Log-probabilities by a frozen model beside the one that is trained; a ``Reference``.
 
-    def __init__(self, model: nn.Module, loss: LossConfig, soft_cap: float | None) -> None:
+    model: None for adapters: the model that is trained, without them, so that there is no second one in memory.
+    """
+
+    def __init__(self, model: nn.Module | None, loss: LossConfig, soft_cap: float | None) -> None:
         self._model, self._loss, self._soft_cap = model, loss, soft_cap
 
     @torch.no_grad()
-    def __call__(self, microbatch: Microbatch, sequences: Sequences) -> Tensor:
+    def __call__(self, model: nn.Module, microbatch: Microbatch, sequences: Sequences) -> Tensor:
         """Return the log-probability of each sequence [S, K]."""
         chunk_bytes = self._loss.tile_bytes(microbatch.inputs.device.type)
-        return log_probs(self._model, microbatch, sequences, soft_cap=self._soft_cap, chunk_bytes=chunk_bytes)
+        options: Any = {"soft_cap": self._soft_cap, "chunk_bytes": chunk_bytes}
+        if self._model is not None:
+            return log_probs(self._model, microbatch, sequences, **options)
+        with without_adapters(model):
+            return log_probs(model, microbatch, sequences, **options)
 
 
 def identity(origin: str) -> str:
@@ -71,14 +82,19 @@ def _sampled(path: Path) -> list[int | str]:
 
 
 def with_reference(
-    examples: Indexed[Example], origin: str, compute: str, *, progress: Progress = no_progress
+    examples: Indexed[Example],
+    origin: str,
+    compute: str,
+    *,
+    quantization: Quantization | None = None,
+    progress: Progress = no_progress,
 ) -> Indexed[Example]:
     """Return the examples with the columns ``REFERENCE_COLUMNS``: log-probabilities by the model of ``origin``.
 
-    compute: ``fp32`` or ``bf16``, the format of matmuls in training; routers are in fp32, as there. The whole model is
-    on one device, a GPU if there is one.
+    compute: ``fp32`` or ``bf16``, the format of matmuls in training; routers are in fp32, as there. quantization:
+    that of the base of adapters. The whole model is on one device, a GPU if there is one.
     """
-    model = _load(origin)
+    model = _load(origin, DTYPES[compute], quantization)
     freeze(model, DTYPES[compute])
     model.to(torch.device("cuda" if torch.cuda.is_available() else "cpu"))
     sequences = Computed(2 * len(examples), lambda number: examples[number // 2].sequences[number % 2])
@@ -126,12 +142,15 @@ def _padded(sequences: Sequence[Ids], width: int) -> tuple[npt.NDArray[np.int64]
     return inputs, targets
 
 
-def _load(origin: str) -> Decoder:
+def _load(origin: str, compute: torch.dtype, quantization: Quantization | None) -> Decoder:
     with torch.device("meta"):
         model = Decoder(model_of(origin))
     weights = base.weights(base.find(origin))
     state: dict[str, Any] = {name: weights[name] for name in model.state_dict() if name in weights}
     for name, buffer in model.named_buffers():
         state.setdefault(name, torch.zeros(buffer.shape, dtype=buffer.dtype))  # biases that were never trained
+    if quantization is not None:
+        for name in matrix_names(model.config):
+            state[name] = dequantize(*quantize(state[name], quantization), state[name].shape, quantization, compute)
     model.load_state_dict(state, strict=True, assign=True)
     return model.eval()

@@ -13,7 +13,7 @@ from smalti.base.errors import DataError, UserError
 from smalti.config.adapter import AdapterConfig
 from smalti.config.model import ModelConfig
 from smalti.model.adapters.adapter import Adapter, Merged
-from smalti.model.adapters.apply import apply, is_adapter
+from smalti.model.adapters.apply import apply, is_trained
 from smalti.model.adapters.peft import load, save
 from smalti.model.decoder import Decoder
 from smalti.model.huggingface import load_folder
@@ -32,6 +32,8 @@ CASES: dict[str, dict[str, Any]] = {
 
 
 def model_config(family: str) -> ModelConfig:
+    if family == "reward":
+        return model_config("llama").model_copy(update={"num_labels": 1})
     tree = {
         "family": family, "vocab_size": 40, "hidden_size": 24, "intermediate_size": 20, "num_hidden_layers": 2,
         "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 32,
@@ -50,7 +52,7 @@ def drawn(config: ModelConfig, adapter: AdapterConfig, base: Path | None = None)
     apply(model, adapter)
     generator = torch.Generator().manual_seed(0)
     for name, parameter in model.named_parameters():
-        if is_adapter(name):
+        if is_trained(name):
             parameter.data = torch.randn(parameter.shape, generator=generator) / 4
     return model.eval(), Adapter.of_tensors(model.state_dict(), weights, adapter.scale)
 
@@ -68,7 +70,7 @@ ADAPTERS = {
 }
 
 
-@pytest.mark.parametrize("family", CASES)
+@pytest.mark.parametrize("family", [*CASES, "reward"])
 @pytest.mark.parametrize("which", ADAPTERS)
 def test_saved_adapter_is_read_back(family: str, which: str, tmp_path: Path) -> None:
     config, adapter = model_config(family), ADAPTERS[which]
@@ -112,6 +114,37 @@ def test_peft_computes_the_same_logits(family: str, which: str, tmp_path: Path) 
     plain = load_folder(tmp_path / "base")
     plain.load_state_dict(Merged(plain.state_dict(), again))
     torch.testing.assert_close(logits(plain), logits(model), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.slow
+def test_peft_computes_the_same_scores_of_a_reward_model(tmp_path: Path) -> None:
+    """With ours in peft, and with what peft saves of it in ours, beside a language model without scores."""
+    peft = pytest.importorskip("peft")
+    transformers = pytest.importorskip("transformers")
+    base, adapter = model_config("llama"), ADAPTERS["all"]
+    drawn(base, adapter, tmp_path / "base")
+    config = model_config("reward")
+    model, ours = drawn(config, adapter)
+    (tmp_path / "ours").mkdir()
+    save(tmp_path / "ours", ours, config, adapter, str(tmp_path / "base"))
+    theirs = transformers.AutoModelForSequenceClassification.from_pretrained(
+        tmp_path / "base", num_labels=1, attn_implementation="eager"
+    ).eval()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        theirs = peft.PeftModel.from_pretrained(theirs, str(tmp_path / "ours"))
+    ids_1T = torch.arange(10)[None]
+    with torch.no_grad():
+        scores = model(ids_1T).value[:, -1]
+        torch.testing.assert_close(theirs(ids_1T).logits, scores, rtol=1e-5, atol=1e-5)
+    theirs.save_pretrained(tmp_path / "theirs")
+    for folder in ("ours", "theirs"):
+        again = load(tmp_path / folder, config)
+        plain = Decoder(config)
+        plain.load_state_dict(Merged(load_folder(tmp_path / "base").state_dict(), again))
+        torch.testing.assert_close(plain(ids_1T).value[:, -1].detach(), scores, rtol=1e-5, atol=1e-5)
+        with pytest.raises(DataError, match=r"modules_to_save=.*'score'.*trained whole"):
+            load(tmp_path / folder, base)
 
 
 def test_adapter_of_another_kind_or_model_is_refused(tmp_path: Path) -> None:
