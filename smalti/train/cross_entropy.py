@@ -41,17 +41,29 @@ def cross_entropy_head(
     """
 
     def head(hidden_BTD: Tensor, weight_VD: Tensor) -> tuple[Tensor, Tensor]:
-        targets_N = targets_BT.flatten()
         shard = head_shard(weight_VD)
-        check_targets(targets_N, weight_VD.shape[0])
+        check_targets(targets_BT, weight_VD.shape[0])
         options = _Options(z_loss_coef, soft_cap, chunk_bytes, shard.ranks)
+        hidden_ND, targets_N = hidden_BTD.flatten(0, -2), targets_BT.flatten()
+        rows_C = counted_rows(targets_N != IGNORE)
+        if rows_C is not None:
+            hidden_ND, targets_N = hidden_ND.index_select(0, rows_C), targets_N.index_select(0, rows_C)
         counted_N1 = (targets_N != IGNORE)[:, None]
-        hidden_ND = hidden_BTD.flatten(0, -2)
         return _ChunkedCrossEntropy.apply(
             hidden_ND, shard.weight, targets_N - shard.first, counted_N1, options, torch.is_grad_enabled()
         )
 
     return head
+
+
+def counted_rows(counted_N: Tensor) -> Tensor | None:
+    """Return the indexes of the tokens that count, so that a head computes no logits of the others; None: take all.
+
+    Only on a CPU, and where some do not count: elsewhere the number of indexes would be waited for.
+    """
+    if counted_N.device.type != "cpu" or not (~counted_N).any():  # false in a rehearsal, whose values are unknown
+        return None
+    return counted_N.nonzero()[:, 0]
 
 
 class _ChunkedCrossEntropy(torch.autograd.Function):

@@ -126,6 +126,16 @@ def test_no_counted_target_is_a_loss_of_zero(tokens: int) -> None:
     assert not weight.grad.any()
 
 
+def test_ignored_tokens_are_not_read_on_a_cpu() -> None:
+    hidden, weight, targets = _inputs()
+    whole = _ours(hidden, weight, targets)
+    hidden[targets == IGNORE] = torch.nan
+    result = _ours(hidden, weight, targets)
+    assert torch.equal(result.loss, whole.loss)
+    assert torch.equal(result.weight, whole.weight)
+    assert not result.hidden[targets == IGNORE].any()
+
+
 @pytest.mark.parametrize("target", [VOCAB, -1, -101])
 def test_a_target_outside_the_vocabulary_is_refused(target: int) -> None:
     hidden, weight, targets = _inputs()

@@ -16,7 +16,8 @@ from torch.autograd.function import once_differentiable
 
 from smalti.distributed.parallel.slices import Ranks, all_gather_stacked
 from smalti.distributed.parallel.tensor import head_shard
-from smalti.tune.heads.log_probs import tiles, wide_logits
+from smalti.train.cross_entropy import counted_rows
+from smalti.tune.heads.log_probs import tiles, wide_logits, zero_sums
 
 Direction = Literal["forward", "reverse"]
 
@@ -54,13 +55,18 @@ def divergence_head(
 
     def head(hidden_BTD: Tensor, weight_VD: Tensor) -> Tensor:
         student, of_teacher = head_shard(weight_VD), head_shard(teacher.weight_VE)
+        read = [hidden_BTD.flatten(0, -2), teacher.hidden_BTE.flatten(0, -2), counted_BT.flatten()]
+        rows_C = counted_rows(read[-1])
+        hidden_ND, teacher_NE, counted_N = (
+            read if rows_C is None else [tensor.index_select(0, rows_C) for tensor in read]
+        )
         options = _Options(direction, temperature, (soft_cap, teacher.soft_cap), chunk_bytes, student.ranks)
         total: Tensor = _Divergence.apply(
-            hidden_BTD.flatten(0, -2),
+            hidden_ND,
             student.weight,
-            teacher.hidden_BTE.flatten(0, -2),
+            teacher_NE,
             of_teacher.weight,
-            counted_BT.flatten(),
+            counted_N,
             options,
             torch.is_grad_enabled(),
         )
@@ -83,24 +89,26 @@ class _Divergence(torch.autograd.Function):
     ) -> Tensor:
         """Return the sum, and save the gradients of the student."""
         exact = torch.promote_types(hidden_ND.dtype, torch.float32)
-        grad_hidden_ND, grad_weight_VD = torch.empty_like(hidden_ND), torch.zeros_like(weight_VD, dtype=exact)
+        for_hidden, for_weight = (with_gradient and needed for needed in ctx.needs_input_grad[:2])
+        grad_hidden_ND = torch.empty_like(hidden_ND) if for_hidden else None
+        grad_weight_VD = zero_sums(weight_VD) if for_weight else None
         total = hidden_ND.new_zeros((), dtype=exact)
         for rows in tiles(hidden_ND.shape[0], weight_VD.shape[0], options.chunk_bytes, tensors=3):
             value_C, grad_CV = _tile(hidden_ND[rows], weight_VD, teacher_NE[rows], teacher_VE, options)
             total += (value_C * counted_N[rows]).sum()
-            if with_gradient:
-                grad_CV = (grad_CV * counted_N[rows, None]).to(hidden_ND.dtype)
+            grad_CV = (grad_CV * counted_N[rows, None]).to(hidden_ND.dtype)
+            if grad_hidden_ND is not None:
                 torch.mm(grad_CV, weight_VD, out=grad_hidden_ND[rows])
+            if grad_weight_VD is not None:
                 grad_weight_VD += grad_CV.T @ hidden_ND[rows]
-        if with_gradient:
-            ctx.save_for_backward(grad_hidden_ND, grad_weight_VD.to(weight_VD.dtype))
+        ctx.save_for_backward(grad_hidden_ND, None if grad_weight_VD is None else grad_weight_VD.to(weight_VD.dtype))
         return total
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         """Scale the saved gradients in place; a second backward pass raises an error of torch."""
-        return (*(saved.mul_(grad) for saved in ctx.saved_tensors), *(None,) * 5)
+        return (*(None if saved is None else saved.mul_(grad) for saved in ctx.saved_tensors), *(None,) * 5)
 
 
 def _tile(

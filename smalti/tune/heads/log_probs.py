@@ -16,7 +16,7 @@ from torch.autograd.function import once_differentiable
 from smalti.distributed.parallel.slices import Ranks, all_gather_stacked
 from smalti.distributed.parallel.tensor import head_shard
 from smalti.train.batches import IGNORE
-from smalti.train.cross_entropy import capped_logits, check_targets
+from smalti.train.cross_entropy import capped_logits, check_targets, counted_rows
 
 _BYTES_PER_LOGIT = 12
 """The logit, in fp32 too, and its probability or gradient."""
@@ -26,7 +26,6 @@ class _Options(NamedTuple):
     soft_cap: float | None
     chunk_bytes: int
     ranks: Ranks | None
-    shape: torch.Size
 
 
 def log_probs_head(
@@ -40,16 +39,17 @@ def log_probs_head(
     """
 
     def head(hidden_BTD: Tensor, weight_VD: Tensor) -> Tensor:
-        shard, targets_N = head_shard(weight_VD), targets_BT.flatten()
+        shard, targets_N, hidden_ND = head_shard(weight_VD), targets_BT.flatten(), hidden_BTD.flatten(0, -2)
         check_targets(targets_N, weight_VD.shape[0])
-        log_probs_BT: Tensor = _LogProbs.apply(
-            hidden_BTD.flatten(0, -2),
-            shard.weight,
-            targets_N - shard.first,
-            targets_N != IGNORE,
-            _Options(soft_cap, chunk_bytes, shard.ranks, targets_BT.shape),
-        )
-        return log_probs_BT
+        rows_C = counted_rows(targets_N != IGNORE)
+        if rows_C is not None:
+            hidden_ND, targets_N = hidden_ND.index_select(0, rows_C), targets_N.index_select(0, rows_C)
+        options = _Options(soft_cap, chunk_bytes, shard.ranks)
+        log_probs_N: Tensor = _LogProbs.apply(hidden_ND, shard.weight, targets_N - shard.first, options)
+        if rows_C is not None:
+            log_probs_N = log_probs_N.new_zeros(targets_BT.numel()).index_copy(0, rows_C, log_probs_N)
+        # not a view, which FSDP warns of
+        return torch.where(targets_BT != IGNORE, log_probs_N.view(targets_BT.shape), 0.0)
 
     return head
 
@@ -58,10 +58,8 @@ class _LogProbs(torch.autograd.Function):
     """Log-probabilities over tiles of tokens; saves the log-partition of each token."""
 
     @staticmethod
-    def forward(
-        ctx: Any, hidden_ND: Tensor, weight_VD: Tensor, targets_N: Tensor, counted_N: Tensor, options: _Options
-    ) -> Tensor:
-        """Return log p [B, T]. ``targets_N`` are relative to the first row of ``weight_VD``."""
+    def forward(ctx: Any, hidden_ND: Tensor, weight_VD: Tensor, targets_N: Tensor, options: _Options) -> Tensor:
+        """Return log p [N]. ``targets_N`` are relative to the first row of ``weight_VD``."""
         partitions, picked = [], []
         for rows in tiles(hidden_ND.shape[0], weight_VD.shape[0], options.chunk_bytes):
             logits_CV, _ = wide_logits(hidden_ND[rows], weight_VD, options.soft_cap)
@@ -72,20 +70,19 @@ class _LogProbs(torch.autograd.Function):
         if options.ranks is not None:
             parts_W2N = all_gather_stacked(torch.stack([partition_N, picked_N]), options.ranks)
             partition_N, picked_N = parts_W2N[:, 0].logsumexp(dim=0), parts_W2N[:, 1].sum(dim=0)
-        ctx.save_for_backward(hidden_ND, weight_VD, targets_N, counted_N, partition_N)
+        ctx.save_for_backward(hidden_ND, weight_VD, targets_N, partition_N)
         ctx.options = options
-        # not a view, which FSDP warns of
-        return torch.where(counted_N.view(options.shape), (picked_N - partition_N).view(options.shape), 0.0)
+        return picked_N - partition_N
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad_BT: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, grad_N: Tensor) -> tuple[Tensor | None, ...]:
         """d log p / d logits = onehot - softmax; through c tanh(x / c) it is times 1 - tanh^2."""
-        hidden_ND, weight_VD, targets_N, counted_N, partition_N = ctx.saved_tensors
-        options = ctx.options
-        grad_N = grad_BT.flatten() * counted_N
-        grad_hidden_ND = torch.empty_like(hidden_ND)
-        grad_weight_VD = torch.zeros_like(weight_VD, dtype=torch.promote_types(weight_VD.dtype, torch.float32))
+        hidden_ND, weight_VD, targets_N, partition_N = ctx.saved_tensors
+        options: _Options = ctx.options
+        for_hidden, for_weight = ctx.needs_input_grad[:2]
+        grad_hidden_ND = torch.empty_like(hidden_ND) if for_hidden else None
+        grad_weight_VD = zero_sums(weight_VD) if for_weight else None
         for rows in tiles(hidden_ND.shape[0], weight_VD.shape[0], options.chunk_bytes):
             logits_CV, tanh_CV = wide_logits(hidden_ND[rows], weight_VD, options.soft_cap)
             grad_CV = logits_CV.sub_(partition_N[rows, None]).exp_()
@@ -95,15 +92,22 @@ class _LogProbs(torch.autograd.Function):
             if tanh_CV is not None:
                 grad_CV *= tanh_CV.square_().neg_().add_(1)
             grad_CV = grad_CV.to(hidden_ND.dtype)
-            torch.mm(grad_CV, weight_VD, out=grad_hidden_ND[rows])
-            grad_weight_VD += grad_CV.T @ hidden_ND[rows]
-        return grad_hidden_ND, grad_weight_VD.to(weight_VD.dtype), None, None, None
+            if grad_hidden_ND is not None:
+                torch.mm(grad_CV, weight_VD, out=grad_hidden_ND[rows])
+            if grad_weight_VD is not None:
+                grad_weight_VD += grad_CV.T @ hidden_ND[rows]
+        return grad_hidden_ND, None if grad_weight_VD is None else grad_weight_VD.to(weight_VD.dtype), None, None
+
+
+def zero_sums(weight_VD: Tensor) -> Tensor:
+    """Return zeros to add the gradients of a weight to, in fp32 (fp64 of fp64)."""
+    return torch.zeros_like(weight_VD, dtype=torch.promote_types(weight_VD.dtype, torch.float32))
 
 
 def tiles(tokens: int, vocabulary: int, chunk_bytes: int, *, tensors: int = 1) -> list[slice]:
     """Return the tokens of each tile, whose ``tensors`` logit tensors take at most ``chunk_bytes``, or of one token."""
     size = max(1, chunk_bytes // (_BYTES_PER_LOGIT * tensors * vocabulary))
-    return [slice(start, min(start + size, tokens)) for start in range(0, tokens, size)]
+    return [slice(start, min(start + size, tokens)) for start in range(0, max(1, tokens), size)]
 
 
 def wide_logits(hidden_CD: Tensor, weight_VD: Tensor, soft_cap: float | None) -> tuple[Tensor, Tensor | None]:
