@@ -16,8 +16,10 @@ import smalti
 from smalti.base import store
 from smalti.base.hashing import digest_json, sha256_file
 from smalti.evals.results import TaskResult
+from smalti.serve.folders import RECORD
 
 _MODEL_FILES = ("*.safetensors", "*.json", "*.model", "*.jinja")
+"""Without the record of the export, which has its time: the same weights exported again are the same model."""
 
 
 class Cache:
@@ -26,7 +28,7 @@ class Cache:
     def __init__(self, folder: str | Path, model: str | Path, dtype: str) -> None:
         """``folder``: of the cache. ``model``: the local folder of the model."""
         self._folder = Path(folder)
-        files = sorted({path for pattern in _MODEL_FILES for path in Path(model).glob(pattern)})
+        files = sorted({path for pattern in _MODEL_FILES for path in Path(model).glob(pattern) if path.name != RECORD})
         self._about = {"model": {path.name: sha256_file(path) for path in files}, "dtype": dtype, "code": _code()}
 
     def result(self, task: Any, compute: Callable[[], TaskResult]) -> TaskResult:

@@ -131,6 +131,7 @@ def test_what_changes_a_score_is_in_the_key_of_the_cache(engine: Engine, tmp_pat
         return ["cached" in score for score in scores.values()]
 
     assert cached(config) == [False] * 3
+    (model / "export.json").write_text('{"time": "later"}')
     assert cached(config) == cached(config.model_copy(update={"batch_tokens": 64})) == [True] * 3
     assert cached(config.model_copy(update={"seed": 2})) == [False, True, False]
     assert cached(config.model_copy(update={"n": 2})) == [False, True, True]
