@@ -33,7 +33,7 @@ from smalti.data.tokens.manifest import Manifest
 from smalti.data.tokens.reader import TokenSource
 from smalti.distributed.group.mesh import Mesh
 from smalti.evals.likelihood import logits_of, token_nats
-from smalti.evals.mesh_scores import Place, place_of
+from smalti.evals.mesh_scores import Shard, shard_of
 from smalti.train.batches import IGNORE
 from smalti.train.loop import Evaluate
 
@@ -64,7 +64,7 @@ def heldout_hook(
     """
     if not config.data.heldout:
         return None
-    place = place_of(config.train.parallel, mesh)
+    shard = shard_of(config.train.parallel, mesh)
     known = indexes or {}
     loaded = [_load(name, config, known.get(heldout_key(name))) for name in config.data.heldout]
     sources = [source for source in loaded if source is not None]
@@ -77,7 +77,7 @@ def heldout_hook(
                 return {
                     key: value
                     for source in sources
-                    for key, value in _measure(model, source, config.data, place).items()
+                    for key, value in _measure(model, source, config.data, shard).items()
                 }
         finally:
             model.train(was_training)
@@ -134,10 +134,10 @@ def _load_examples(name: str, config: RunConfig, source: ExampleSource) -> _Sour
     return _Source(name, (batch.inputs, batch.targets, batch.positions, batch.documents), per_byte)
 
 
-def _measure(model: nn.Module, source: _Source, data: DataConfig, place: Place) -> dict[str, float]:
+def _measure(model: nn.Module, source: _Source, data: DataConfig, shard: Shard) -> dict[str, float]:
     device = next(model.parameters()).device
-    of_rank = tuple(part[place.rank :: place.ranks] for part in source.rows)
-    per_rank = math.ceil(len(source.rows[0]) / place.ranks)
+    of_rank = tuple(part[shard.rank :: shard.ranks] for part in source.rows)
+    per_rank = math.ceil(len(source.rows[0]) / shard.ranks)
     width = max(1, _BATCH_TOKENS // data.seq_len)
     total = torch.zeros(2, dtype=torch.float64, device=device)
     for start in range(0, per_rank, width):
@@ -146,7 +146,7 @@ def _measure(model: nn.Module, source: _Source, data: DataConfig, place: Place) 
         if counted < most:  # ranks that exchange buffers of one size need equally many rows
             more = tuple(part[: most - counted] for part in source.rows)
             rows = tuple(np.concatenate(parts) for parts in zip(rows, more, strict=True))
-        total += _forward(model, rows, counted, data, device, place.part_of)
+        total += _forward(model, rows, counted, data, device, shard.part_of)
     if dist.is_initialized():
         dist.all_reduce(total)
     nats, n_tokens = total.tolist()

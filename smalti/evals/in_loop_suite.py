@@ -73,13 +73,13 @@ def _evaluation(
     mesh: Mesh | None,
 ) -> Evaluate:
     windows = [window for task in tasks for window in task.windows]
-    place = mesh_scores.place_of(config.train.parallel, mesh)
+    shard = mesh_scores.shard_of(config.train.parallel, mesh)
 
     def evaluate(model: nn.Module, step: int) -> dict[str, float]:
         was_training = model.training
         model.eval()
         try:
-            scores = mesh_scores.score(model, windows, place, batch_tokens=evals.batch_tokens)
+            scores = mesh_scores.score(model, windows, shard, batch_tokens=evals.batch_tokens)
         finally:
             model.train(was_training)
         results = _results(tasks, scores)

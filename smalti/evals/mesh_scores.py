@@ -24,8 +24,8 @@ from smalti.evals.likelihood import Scores, Window, logits_of, scores_of, token_
 
 
 @dataclass(frozen=True)
-class Place:
-    """The share of a rank: its rows, and the part of their tokens."""
+class Shard:
+    """The part of the data that a rank scores: its rows, and the part of their tokens."""
 
     rank: int
     ranks: int
@@ -34,12 +34,12 @@ class Place:
     """Rows have a multiple of so many tokens."""
 
 
-def place_of(parallel: ParallelConfig, mesh: Mesh | None) -> Place:
+def shard_of(parallel: ParallelConfig, mesh: Mesh | None) -> Shard:
     """Return the share of this rank. ``mesh``: of the job; None is allowed if every rank reads different rows."""
     if mesh is not None:
         part = sequence.own_part(mesh, context=parallel.context)
         layout = mesh.layout
-        return Place(mesh.data_rank, layout.data_ranks, part, multiple=2 * layout.sequence * layout.tensor)
+        return Shard(mesh.data_rank, layout.data_ranks, part, multiple=2 * layout.sequence * layout.tensor)
     rank, ranks = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
     sharing = [axis for axis in ("sequence", "tensor", "pipeline") if getattr(parallel, axis) != 1]
     if sharing and parallel.ranks > 1:
@@ -47,10 +47,10 @@ def place_of(parallel: ParallelConfig, mesh: Mesh | None) -> Place:
             f"an evaluation with an axis {sharing[0]} needs the mesh, because some ranks read the same rows",
             hint="build(config, evaluation=heldout_hook), and tasks=suite_hook for evals",
         )
-    return Place(rank, ranks, lambda rows_BT: rows_BT)
+    return Shard(rank, ranks, lambda rows_BT: rows_BT)
 
 
-def score(model: nn.Module, windows: Sequence[Window], place: Place, *, batch_tokens: int) -> Scores:
+def score(model: nn.Module, windows: Sequence[Window], shard: Shard, *, batch_tokens: int) -> Scores:
     """Return the scores of all windows on every rank. A collective; ``batch_tokens`` of each rank and forward pass."""
     device = next(model.parameters()).device
     # Nats, missed targets and targets: the last one says how many ranks have counted a window.
@@ -60,11 +60,11 @@ def score(model: nn.Module, windows: Sequence[Window], place: Place, *, batch_to
     with torch.no_grad():
         while start < len(order):
             longest = len(windows[order[start]].ids) - 1
-            width = math.ceil(longest / place.multiple) * place.multiple
+            width = math.ceil(longest / shard.multiple) * shard.multiple
             n_rows = max(1, batch_tokens // width)
-            rows = order[start : start + n_rows * place.ranks][place.rank :: place.ranks]
-            totals_3W += _forward(model, windows, rows, (n_rows, width), place, device)
-            start += n_rows * place.ranks
+            rows = order[start : start + n_rows * shard.ranks][shard.rank :: shard.ranks]
+            totals_3W += _forward(model, windows, rows, (n_rows, width), shard, device)
+            start += n_rows * shard.ranks
     if dist.is_initialized():
         dist.all_reduce(totals_3W)
     nats, missed, counted = totals_3W.cpu().numpy()
@@ -77,7 +77,7 @@ def _forward(
     windows: Sequence[Window],
     rows: Sequence[int],
     shape: tuple[int, int],
-    place: Place,
+    shard: Shard,
     device: torch.device,
 ) -> Tensor:
     """Return what this rank adds to the sums of all windows, float64 [3, W]."""
@@ -89,7 +89,7 @@ def _forward(
         inputs[place_in_batch, :length], targets[place_in_batch, :length] = window.ids[:-1], window.ids[1:]
         owner[place_in_batch, window.first - 1 : length] = row
     inputs_Bt, targets_Bt, owner_Bt = (
-        place.part_of(torch.from_numpy(array).to(device)) for array in (inputs, targets, owner)
+        shard.part_of(torch.from_numpy(array).to(device)) for array in (inputs, targets, owner)
     )
     scored_Bt = owner_Bt >= 0
 

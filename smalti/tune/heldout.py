@@ -23,7 +23,7 @@ from smalti.data.sources.source import Int64s
 from smalti.data.stream.batch import Batch
 from smalti.data.stream.inputs import heldout_key, parse_heldout, read_heldout
 from smalti.distributed.group.mesh import Mesh
-from smalti.evals.mesh_scores import Place, place_of
+from smalti.evals.mesh_scores import Shard, shard_of
 from smalti.train.batches import to_microbatch
 from smalti.train.loop import Evaluate
 from smalti.train.step import Loss
@@ -48,10 +48,10 @@ def pairs_hook(
     ``preference_loss`` or ``reward_loss``. ``indexes`` and ``mesh``: as for ``evals.in_loop.heldout_hook``. Raises
     UserError for text beside the pairs of a reward model, which predicts none.
     """
-    place, known = place_of(config.train.parallel, mesh), indexes or {}
+    shard, known = shard_of(config.train.parallel, mesh), indexes or {}
     sets = []
     for name in config.data.heldout:
-        pairs = _load(name, config, known.get(heldout_key(name)), place)
+        pairs = _load(name, config, known.get(heldout_key(name)), shard)
         if pairs is not None:
             sets.append(pairs)
         elif config.model.num_labels:
@@ -73,7 +73,7 @@ def pairs_hook(
     return evaluate if sets else None
 
 
-def _load(name: str, config: RunConfig, index: bytes | None, place: Place) -> _Pairs | None:
+def _load(name: str, config: RunConfig, index: bytes | None, shard: Shard) -> _Pairs | None:
     """Return the rows of this rank of a held-out set; None for a set that is not of pairs."""
     folder = config.data.heldout[name]
     if index is None:
@@ -86,8 +86,8 @@ def _load(name: str, config: RunConfig, index: bytes | None, place: Place) -> _P
     with closing(ExampleSource(folder, record)) as source:
         sequences = ExampleRows(source, seq_len, record.eod_id)
         n_rows = min(sequences.size, math.ceil(config.train.eval_tokens / seq_len))
-        indexes = (np.arange(n_rows) * sequences.size // n_rows)[place.rank :: place.ranks]
-        per_rank, width = math.ceil(n_rows / place.ranks), max(1, _BATCH_TOKENS // seq_len)
+        indexes = (np.arange(n_rows) * sequences.size // n_rows)[shard.rank :: shard.ranks]
+        per_rank, width = math.ceil(n_rows / shard.ranks), max(1, _BATCH_TOKENS // seq_len)
         starts = range(0, per_rank, width)
         batches = [_batch(sequences, indexes[start : start + width], min(width, per_rank - start)) for start in starts]
     return _Pairs(name, batches)

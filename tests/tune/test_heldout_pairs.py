@@ -66,9 +66,9 @@ def test_measures_are_those_of_all_pairs(folder: Path, kind: str, monkeypatch: p
         assert metrics == pytest.approx({f"metrics/eval/v/{name}": v for name, v in expected.items()}, rel=1e-5)
     parts = []
     for rank in range(12):  # more ranks than rows
-        place = mesh_scores.Place(rank, 12, lambda rows: rows)
-        monkeypatch.setattr(heldout, "place_of", lambda *_, place=place: place)
-        pairs = heldout._load("v", config, None, place)
+        shard = mesh_scores.Shard(rank, 12, lambda rows: rows)
+        monkeypatch.setattr(heldout, "shard_of", lambda *_, shard=shard: shard)
+        pairs = heldout._load("v", config, None, shard)
         assert pairs is not None
         assert [len(batch.tokens) for batch in pairs.batches] == [1]
         with torch.no_grad():

@@ -12,7 +12,7 @@ from tiny_models import llama_config, tiny_model
 
 from smalti.config.run import RunConfig
 from smalti.evals.likelihood import Scores, Window, score_greedy
-from smalti.evals.mesh_scores import Place, place_of, score
+from smalti.evals.mesh_scores import Shard, score, shard_of
 from smalti.train import build
 
 
@@ -31,16 +31,16 @@ def _assert_equal(found: Scores, wanted: Scores) -> None:
 @pytest.mark.parametrize(("batch_tokens", "multiple"), [(1, 1), (50, 4), (10_000, 16)])
 def test_the_batches_change_nothing(batch_tokens: int, multiple: int) -> None:
     model, windows = tiny_model(llama_config()).eval(), _windows(90, 30)
-    place = Place(0, 1, lambda rows: rows, multiple=multiple)
-    _assert_equal(score(model, windows, place, batch_tokens=batch_tokens), score_greedy(model, windows))
+    shard = Shard(0, 1, lambda rows: rows, multiple=multiple)
+    _assert_equal(score(model, windows, shard, batch_tokens=batch_tokens), score_greedy(model, windows))
 
 
 def _on_mesh(rank: int, config: RunConfig) -> Scores:
     job = build(config)
     windows = _windows(mesh_runs.VOCAB, mesh_runs.SEQ_LEN)
-    place = place_of(config.train.parallel, job.mesh)
+    shard = shard_of(config.train.parallel, job.mesh)
     with torch.no_grad():
-        return score(job.state.model.eval(), windows, place, batch_tokens=150)
+        return score(job.state.model.eval(), windows, shard, batch_tokens=150)
 
 
 @pytest.mark.exhaustive
