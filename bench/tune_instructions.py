@@ -1,7 +1,7 @@
 """Tuning on synthetic instructions: exact answers to held-out ones over supervised tuning, then DPO.
 
-    make bench NAME=tune_instructions                                            40 minutes on an idle core
-    make bench NAME=tune_instructions ARGS='--split validation --seeds 1'        to choose by
+    make bench NAME=tune_instructions                                                        40 minutes on an idle core
+    make bench NAME=tune_instructions ARGS='--split validation --seeds 1 --dpo 1'    to choose by
 
 For each seed: the recipe ``demo-chat`` from the demo's model, and the recipe ``dpo`` from the model that had done a
 quarter of those steps. Measured on rows whose operands are in no training row: exact answers, whether the right answer
@@ -38,7 +38,7 @@ FILES = "data/demo/instructions"
 PICTURES = ROOT / "docs" / "concepts" / "pictures"
 SIDES = ("chosen", "rejected")
 ONE_THREAD = ("train.parallel.ranks=1", "train.parallel.threads=1", "train.parallel.device=cpu")
-CHECKPOINTS = ("train.checkpoint.every=0.25run", "train.checkpoint.keep=4")
+CHECKPOINTS = ("train.checkpoint.every=0.25run", "train.checkpoint.keep=5")  # rounding may add one
 DPO = (f"tune.examples.files=[{FILES}/preferences.jsonl]", "train.optimizer.lr=2e-4", "train.global_batch_tokens=2048")
 
 
@@ -144,31 +144,36 @@ def preferences(model: Model) -> dict[str, Any]:
     }
 
 
-def one_seed(folder: Path, seed: int, split: str) -> dict[str, Any]:
-    """Tune with a seed; print and return its figures."""
-    base, data = folder / "runs/demo/export", folder / FILES
-    sft_run = tuned(folder, "sft", "demo-chat", seed, base)
-    sft = exports(sft_run)
-    start = min(sft)
-    dpo = {0: sft[start], **exports(tuned(folder, "preference", "dpo", seed, sft[start], *DPO))}
-    models = {step: Model(path, data, split) for step, path in dpo.items()}
-    before, after = (models[step].log_probabilities for step in (0, max(models)))
-    change = paired.of_items(*(sides["chosen"] > sides["rejected"] for sides in (before, after)))
+def supervised(folder: Path, seed: int, split: str) -> dict[str, Any]:
+    """Tune on the answers with a seed; print and return the figures."""
+    run = tuned(folder, "sft", "demo-chat", seed, folder / "runs/demo/export")
+    exact = {step: Model(path, folder / FILES, split).exact for step, path in exports(run).items()}
+    figures = {"exact": exact, "bits_per_byte": forgotten(run)}
+    _print(f"seed {seed}: exact after {max(exact)} steps", exact[max(exact)])
+    print("  bits per byte", json.dumps(figures["bits_per_byte"]), flush=True)
+    return figures
+
+
+def preferred(folder: Path, seed: int, split: str) -> dict[str, Any]:
+    """Tune on preferences, from a quarter of the steps of ``supervised``; print and return the figures."""
+    start, origin = min(exports(folder / "runs" / f"demo-chat-{seed}").items())
+    folders = {0: origin, **exports(tuned(folder, "preference", "dpo", seed, origin, *DPO))}
+    models = {step: Model(path, folder / FILES, split) for step, path in folders.items()}
+    before, after = models[0], models[max(models)]
+    right = [model.log_probabilities["chosen"] > model.log_probabilities["rejected"] for model in (before, after)]
+    change = paired.of_items(*right)
     figures = {
-        "sft": {step: Model(path, data, split).exact for step, path in sft.items()},
-        "bits_per_byte": forgotten(sft_run),
-        "dpo_from_step": start,
-        "dpo": {step: preferences(model) for step, model in models.items()},
-        "dpo_change": {"value": change.value, "interval": change.interval, "p": change.p},
-        "exact_after_dpo": models[max(models)].exact,
+        "from_step": start,
+        "steps": {step: preferences(model) for step, model in models.items()},
+        "change": {"value": change.value, "interval": change.interval, "p": change.p},
+        "exact": [before.exact, after.exact],
     }
-    _print(f"seed {seed}: exact", figures["sft"][max(sft)])
-    _print(f"seed {seed}: exact before DPO", figures["sft"][start])
-    _print(f"seed {seed}: exact after DPO", figures["exact_after_dpo"])
-    for step, figure in figures["dpo"].items():
-        print(f"seed {seed}: DPO step {step}", json.dumps({k: v for k, v in figure.items() if k != "accuracy"}))
-        _print("  preference accuracy", figure["accuracy"])
-    print(f"seed {seed}:", json.dumps({key: figures[key] for key in ("dpo_change", "bits_per_byte")}), flush=True)
+    for step, figure in figures["steps"].items():
+        logps = ", ".join(f"{side} {figure[f'logp_{side}']:.2f}" for side in SIDES)
+        _print(f"seed {seed}: DPO step {step}, log-probability of {logps}; accuracy", figure["accuracy"])
+    print("  change", json.dumps(figures["change"]))
+    _print("  exact before", before.exact)
+    _print("  exact after", after.exact)
     return figures
 
 
@@ -177,21 +182,18 @@ def _print(name: str, score: dict[str, Any]) -> None:
     print(f"{name} {score['value']:.3f} [{score['interval'][0]:.3f}, {score['interval'][1]:.3f}] {kinds}", flush=True)
 
 
-def draw(base: dict[str, Any], seeds: dict[str, dict[str, Any]]) -> dict[str, str]:
+def draw(before: dict[str, Any], sft: dict[int, dict[str, Any]], dpo: dict[int, dict[str, Any]]) -> dict[str, str]:
     """Return file name -> plot."""
-    exact = [
-        Series(f"seed {seed}", [0, *figures["sft"]], [base["value"], *(s["value"] for s in figures["sft"].values())])
-        for seed, figures in seeds.items()
-    ]
-    accuracy = [
-        Series(f"seed {seed}", list(figures["dpo"]), [f["accuracy"]["value"] for f in figures["dpo"].values()])
-        for seed, figures in seeds.items()
-    ]
-    logps = [
-        Series(f"{side}, seed {seed}", list(figures["dpo"]), [f[f"logp_{side}"] for f in figures["dpo"].values()],
-               colour=number, dashed=number == 1)
-        for seed, figures in seeds.items() for number, side in enumerate(SIDES)
-    ]  # fmt: skip
+    exact, accuracy, logps = [], [], []
+    for seed, figures in sft.items():
+        values = [before["value"], *(score["value"] for score in figures["exact"].values())]
+        exact.append(Series(f"seed {seed}", [0, *figures["exact"]], values, colour=seed))
+    for seed, figures in dpo.items():
+        steps, values = list(figures["steps"]), list(figures["steps"].values())
+        accuracy.append(Series(f"seed {seed}", steps, [value["accuracy"]["value"] for value in values], colour=seed))
+        for side in SIDES:
+            name, y = f"{side}, seed {seed}", [value[f"logp_{side}"] for value in values]
+            logps.append(Series(name, steps, y, colour=seed, named_at_end=True))
     return {
         "tune-instructions.svg": line_chart(
             exact, title="Exact answers to held-out instructions over supervised tuning", x_label="step", from_zero=True
@@ -211,7 +213,8 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, default=ROOT / "build/tune_instructions", help="folder of the runs")
     parser.add_argument("--split", choices=["heldout", "validation"], default="heldout", help="rows to measure with")
     parser.add_argument("--base-steps", type=int, default=1200, help="of the demo's model, which is tuned")
-    parser.add_argument("--seeds", type=int, default=3, help="how many: 1, 2, 3 ...")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3], help="of supervised tuning")
+    parser.add_argument("--dpo", type=int, nargs="*", default=[1, 2, 3], help="those of them that DPO follows")
     parser.add_argument("--record", action=RecordOption, help="write bench/results/tune_instructions.json")
     parser.add_argument("--picture", action="store_true", help="write the plots of docs/concepts/pictures")
     options = parser.parse_args()
@@ -221,12 +224,13 @@ def main() -> None:
     base = base_model(folder, options.base_steps)
     before = Model(base, folder / FILES, options.split).exact
     _print("before: exact", before)
-    seeds = {str(seed): one_seed(folder, seed, options.split) for seed in range(1, options.seeds + 1)}
+    sft = {seed: supervised(folder, seed, options.split) for seed in options.seeds}
+    dpo = {seed: preferred(folder, seed, options.split) for seed in options.dpo}
     if options.picture:
-        for name, svg in draw(before, seeds).items():
+        for name, svg in draw(before, sft, dpo).items():
             (PICTURES / name).write_text(standalone(svg) + "\n")
     if options.record:
-        figures = {"split": options.split, "base_steps": options.base_steps, "before": before, "seeds": seeds}
+        figures = {"split": options.split, "base_steps": options.base_steps, "before": before, "sft": sft, "dpo": dpo}
         print("wrote", record("tune_instructions", figures))
 
 

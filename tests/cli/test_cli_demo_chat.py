@@ -47,7 +47,8 @@ def test_a_finished_demo_takes_no_gauntlet(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("smalti.evals.tasks.find.find_tasks", lambda config: [])
     monkeypatch.setattr(demo, "run_child", lambda command: pytest.fail(f"a stage was started: {command}"))
-    Path(demo.RUN, "export").mkdir(parents=True)
+    Path(demo.RUN).mkdir(parents=True)
+    Path(demo.RUN, "report.html").touch()
     assert run(["demo", "--chat", "--gauntlet", str(tmp_path)]) == 2
     assert "--gauntlet has no effect with --chat, as runs/demo is finished" in capsys.readouterr().err
 
