@@ -28,7 +28,7 @@ Sizes are `train.parallel.AXIS`; `shard` is what the others leave. A loss is a s
 over all ranks, and the step alone divides, by the number of tokens of the whole batch: so the mesh does not change
 the result. [Expert](expert-parallel.md), [sequence](sequence-parallel.md), [tensor](tensor-parallel.md)
 and [pipeline](pipeline-parallel.md) parallelism have pages of their own; [the guide](../../guides/scale.md) says how to
-choose.
+choose. [Adapters](../../guides/adapters.md) are trained on the same meshes.
 
 ## Every mesh against one process
 

@@ -6,12 +6,7 @@ from typing import Literal
 from pydantic import Field, field_validator
 
 from smalti.config.model import ModelConfig
-from smalti.config.parallel import ParallelConfig
 from smalti.config.schema import Config, NotAllowed, Real, Whole
-
-AXES = ("tensor", "pipeline", "expert")
-"""Axes of parallelism that adapters cannot be combined with."""
-
 
 Quantization = Literal["nf4", "int8"]
 BLOCK = 64
@@ -68,17 +63,6 @@ class AdapterConfig(Config):
                     f"adapter.targets: '{target}' is no matrix of layers {first} to {last}",
                     allowed=", ".join(sorted({part for name in there for part in (*name.split("."), name)})),
                     hint="adapter.targets=[attention,mlp]",
-                )
-
-    def check_axes(self, parallel: ParallelConfig) -> None:
-        """Raise NotAllowed for an axis that adapters cannot be combined with."""
-        for axis in AXES:
-            size = getattr(parallel, axis)
-            if size not in (1, "auto"):
-                raise NotAllowed(
-                    f"train.parallel.{axis}={size} cannot be combined with an adapter",
-                    allowed="replicate, shard and sequence",
-                    hint=f"train.parallel.{axis}=1",
                 )
 
     @field_validator("targets")

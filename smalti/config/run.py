@@ -144,7 +144,6 @@ class RunConfig(JobConfig):
                 hint="init_from=runs/NAME or a Hugging Face folder, or remove adapter",
             )
         self.adapter.check(self.model)
-        self.adapter.check_axes(self.train.parallel)
         return self
 
     @model_validator(mode="after")

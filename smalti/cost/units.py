@@ -95,10 +95,11 @@ def keeps_gathered(model: ModelConfig, compute_bytes: int, *, stage: bool = Fals
 
 
 def _parts(named: Iterable[Weight], qk_norm: str | None) -> tuple[Part, ...]:
-    return tuple(_part(weight, qk_norm) for weight in named)
+    return tuple(part_of(weight, qk_norm) for weight in named)
 
 
-def _part(weight: Weight, qk_norm: str | None) -> Part:
+def part_of(weight: Weight, qk_norm: str | None) -> Part:
+    """Return how a tensor is sharded."""
     if weight.kind == "expert":
         inner = (weight.columns, weight.rows) if weight.name == "down_proj" else (weight.rows, weight.columns)
         return Part(weight.count, weight.rows * weight.columns, inner, "width")  # all are stored [E, F, D]

@@ -14,7 +14,7 @@ from smalti.config.run import JobConfig, RunConfig
 from smalti.distributed.checkpoint import checkpoint
 from smalti.distributed.checkpoint.base import identity, is_model_folder, require_same
 from smalti.distributed.group import world as worlds
-from smalti.distributed.parallel import fsdp
+from smalti.distributed.parallel import fsdp, pipeline
 from smalti.model.adapters import peft
 from smalti.model.adapters.adapter import names_of
 from smalti.model.adapters.apply import apply, is_adapter, is_trained
@@ -56,7 +56,8 @@ def init(model: nn.Module, config: JobConfig) -> None:
     parameters = {name: parameter for name, parameter in model.named_parameters() if is_trained(name)}
     values: dict[str, Tensor] = {}
     if config.adapter.init_from is not None:
-        shapes = {name: tuple(parameter.shape) for name, parameter in parameters.items() if is_adapter(name)}
+        whole = pipeline.whole_shapes(model).parameters
+        shapes = {name: shape for name, shape in whole.items() if is_adapter(name)}
         values = worlds.together(lambda: _read(config, shapes))
     with torch.no_grad():
         for name, parameter in parameters.items():

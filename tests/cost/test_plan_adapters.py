@@ -1,5 +1,6 @@
 """The planned memory of runs that train adapters: exact sizes of weights, and a whole step within 5 %."""
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -9,8 +10,10 @@ import toy_run
 from counted_step import counted, counted_steps
 from gloo_ranks import run_ranks
 
+from smalti.base.errors import UserError
 from smalti.config.load import from_dict
 from smalti.config.run import RunConfig
+from smalti.cost.layout.possible import possible_layout
 from smalti.cost.memory.adapters import total
 from smalti.cost.memory.per_rank import memory_per_rank
 from smalti.model.adapters.apply import apply, is_adapter
@@ -52,18 +55,44 @@ def test_weights_and_moments_are_those_of_the_model(
     assert memory.tensors_bytes < full.tensors_bytes
 
 
+@pytest.mark.parametrize(
+    ("adapter", "parallel", "says", "hint"),
+    [
+        ({"quantize": "nf4"}, {"tensor": 2}, r"tensor=2 .* rows of 96 numbers \(intermediate_size\)", "tensor=1"),
+        ({"layers": [0, 0]}, {"pipeline": 2}, "pipeline=2 .* layers 1 to 1 would be a stage without", "pipeline=1"),
+        ({}, {"shard": 6, "expert": 2}, "expert=2 .* 3 ranks cannot share an adapter of an expert", "expert=1"),
+    ],
+)
+def test_what_cannot_be_split_is_refused_with_what_can(
+    adapter: dict[str, Any], parallel: dict[str, Any], says: str, hint: str, tmp_path: Path
+) -> None:
+    ranks = math.prod(size for axis, size in parallel.items() if axis != "expert")
+    batch = {"global_batch_tokens": 2048, "microbatch_tokens": 256}
+    config = tuned(tmp_path, "expert" in parallel, adapter, **batch, parallel={"ranks": ranks, **parallel})
+    with pytest.raises(UserError, match=says) as refused:
+        possible_layout(config)
+    assert str(refused.value.hint).startswith(f"train.parallel.{hint}")
+    possible_layout(tuned(tmp_path, False, {}, **batch, parallel={"ranks": 2, "tensor": 2}))
+
+
 @pytest.mark.exhaustive
 @pytest.mark.parametrize(
-    ("moe", "quantize", "recompute"), [(False, None, "none"), (False, "nf4", "full"), (True, None, "none")]
+    ("moe", "quantize", "parallel"),
+    [
+        (False, None, {"ranks": 2, "tensor": 2}),
+        (False, "nf4", {"activation_checkpointing": "full"}),
+        (True, None, {"ranks": 2, "shard": 2, "expert": 2}),
+    ],
 )
-def test_a_step_takes_what_is_planned(moe: bool, quantize: str | None, recompute: str, tmp_path: Path) -> None:
-    parallel = {"activation_checkpointing": recompute}
+def test_a_step_takes_what_is_planned(
+    moe: bool, quantize: str | None, parallel: dict[str, Any], tmp_path: Path
+) -> None:
     config = tuned(tmp_path, moe, {"quantize": quantize}, global_batch_tokens=2048, parallel=parallel)
     model = Decoder(config.model)
     init_weights(model, config.model, seed=1)
     save(model, tmp_path / "base")
-    (counted_bytes,) = run_ranks(1, _count, config)  # in a process of its own: nothing else is alive
-    assert memory_per_rank(config).tensors_bytes == pytest.approx(counted_bytes, rel=0.05)
+    counted_bytes = run_ranks(config.train.parallel.ranks, _count, config)  # in other processes: nothing else is alive
+    assert memory_per_rank(config).tensors_bytes == pytest.approx(max(counted_bytes), rel=0.05)
 
 
 def _count(rank: int, config: RunConfig) -> int:

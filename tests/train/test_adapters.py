@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 import torch
 import toy_run
-from gloo_ranks import run_ranks
 
 from smalti.base.errors import DataError, UserError
 from smalti.config.load import from_dict
@@ -68,22 +67,6 @@ def _train(rank: int, config: RunConfig) -> tuple[list[float], dict[str, torch.T
     return losses.values, weights
 
 
-@pytest.mark.exhaustive  # two processes; only this has quantised weights as shards
-@pytest.mark.parametrize(
-    ("parallel", "quantize"),
-    [({"shard": 2}, "nf4"), ({"shard": 2}, None), ({"sequence": 2}, None), ({"replicate": 2}, "int8")],
-)
-def test_two_ranks_equal_one(parallel: dict[str, int], quantize: str | None, tmp_path: Path) -> None:
-    optimizer = {"lr": 3e-3, "eps": 1e-5}  # with a smaller one, Adam's first steps are the signs of rounding errors
-    adapter = {"quantize": quantize}
-    one = _train(0, tuned(tmp_path / "1", "moe", adapter=adapter, optimizer=optimizer))
-    config = tuned(tmp_path / "2", "moe", adapter=adapter, optimizer=optimizer, parallel={"threads": 1, **parallel})
-    two = run_ranks(2, _train, config)[0]
-    torch.testing.assert_close(torch.tensor(two[0]), torch.tensor(one[0]), rtol=1e-5, atol=0)
-    for name, weight in one[1].items():
-        torch.testing.assert_close(two[1][name], weight, rtol=1e-4, atol=1e-6)
-
-
 @pytest.mark.sample(1)
 @pytest.mark.slow
 @pytest.mark.parametrize("quantize", ["nf4", None])
@@ -125,10 +108,6 @@ def test_adapters_are_no_base(tmp_path: Path) -> None:
         ({"adapter": {"targets": ["experts"]}}, "'experts' is no matrix"),
         ({"adapter": {"layers": [0, 2]}}, "the model has 2 layers"),
         ({"init_from": None}, "an adapter without init_from"),
-        (
-            {"train": {"parallel": {"tensor": 2, "ranks": 2}}},
-            "train.parallel.tensor=2 cannot be combined with an adapter",
-        ),
     ],
 )
 def test_impossible_adapter_is_refused(changes: dict[str, Any], message: str, tmp_path: Path) -> None:

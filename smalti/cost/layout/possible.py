@@ -15,6 +15,7 @@ from smalti.cost.axes import AXES, Layout, layout_of
 from smalti.cost.layout.rules import (
     divisors,
     refuse,
+    why_not_adapter,
     why_not_expert,
     why_not_few_rows,
     why_not_pipeline,
@@ -54,10 +55,12 @@ def reasons(config: RunConfig, layout: Layout) -> dict[str, str]:
     """Return axis -> why its size is not possible; empty if the layout is possible."""
     model, parallel = config.model, config.train.parallel
     reason_of: dict[str, str | None] = {
-        "tensor": why_not_tensor(model, layout.tensor),
+        "tensor": why_not_tensor(model, layout.tensor) or why_not_adapter(config, "tensor", layout.tensor),
         "pipeline": why_not_pipeline(model, layout.pipeline, parallel.pipeline_schedule)
+        or why_not_adapter(config, "pipeline", layout.pipeline)
         or why_not_few_rows(-(-_fewest_rows(config) // layout.data_ranks), layout.pipeline),
-        "expert": why_not_expert(model, layout.expert, layout.weight_shards, layout.tensor),
+        "expert": why_not_expert(model, layout.expert, layout.weight_shards, layout.tensor)
+        or why_not_adapter(config, "expert", layout.expert, layout.weight_shards),
     }
     for seq_len in sorted({seq_len for _, seq_len in config.batches_and_lengths} | set(config.data.seq_lens)):
         reason_of["sequence"] = reason_of.get("sequence") or why_not_sequence(
@@ -118,10 +121,12 @@ def _layouts(config: RunConfig, ranks: int) -> Iterator[Layout]:
         return [1] if getattr(parallel, axis) == "auto" else divisors(of)
 
     for tensor in sizes("tensor", ranks):
-        if why_not_tensor(model, tensor):
+        if why_not_tensor(model, tensor) or why_not_adapter(config, "tensor", tensor):
             continue
         for pipeline in sizes("pipeline", ranks // tensor):
             if why_not_pipeline(model, pipeline, parallel.pipeline_schedule):
+                continue
+            if why_not_adapter(config, "pipeline", pipeline):
                 continue
             for sequence in sizes("sequence", ranks // (tensor * pipeline)):
                 if reasons(config, Layout(sequence=sequence, tensor=tensor)):
@@ -132,6 +137,7 @@ def _layouts(config: RunConfig, ranks: int) -> Iterator[Layout]:
                 for replicate in sizes("replicate", data_ranks):
                     shard = data_ranks // replicate
                     for expert in experts if parallel.expert != "auto" else [1]:
-                        overlaps = sequence % expert and expert % sequence
-                        if not overlaps and not why_not_expert(model, expert, shard * sequence, tensor):
+                        shards, overlaps = shard * sequence, sequence % expert and expert % sequence
+                        why = why_not_expert(model, expert, shards, tensor)
+                        if not overlaps and not why and not why_not_adapter(config, "expert", expert, shards):
                             yield Layout(replicate, shard, sequence, tensor, pipeline, expert)

@@ -6,10 +6,11 @@ and ``smalti/distributed`` use the same ones. Memory and speed are not considere
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import NoReturn
+from itertools import pairwise
+from typing import Literal, NoReturn
 
 from smalti.base.errors import UserError
-from smalti.config.adapter import AXES as ADAPTER_AXES
+from smalti.config.adapter import BLOCK
 from smalti.config.hardware import Hardware
 from smalti.config.model import ModelConfig
 from smalti.config.parallel import Context, PipelineSchedule
@@ -85,10 +86,8 @@ class Rules:
         self, config: RunConfig, hardware: Hardware, gpus: int, *, fixed: Mapping[str, int] | None = None
     ) -> None:
         """``fixed``: axis -> the only size that it may have."""
-        self.model, self.hardware, self.gpus = config.model, hardware, gpus
+        self.config, self.model, self.hardware, self.gpus = config, config.model, hardware, gpus
         self.parallel, self.fixed = config.train.parallel, dict(fixed or {})
-        if config.adapter is not None:
-            self.fixed |= dict.fromkeys(ADAPTER_AXES, 1)
         batch, self.seq_len = config.batches_and_lengths[-1]
         self.rows = batch // self.seq_len
         self.fewest_rows = min(batch // seq_len for batch, seq_len in config.batches_and_lengths)
@@ -100,14 +99,28 @@ class Rules:
         node = min(self.gpus, self.hardware.devices_per_node)
         schedule, model = self.parallel.pipeline_schedule, self.model
         tensors = self._allowed(
-            "tensor", divisors(node), lambda size: why_not_tensor(model, size) or why_not_slices(self.seq_len, size)
+            "tensor",
+            divisors(node),
+            lambda size: (
+                why_not_tensor(model, size)
+                or why_not_slices(self.seq_len, size)
+                or why_not_adapter(self.config, "tensor", size)
+            ),
         )
         stages = self._allowed(
             "pipeline",
             divisors(self.gpus, 64),
-            lambda size: _uneven(model, size, schedule) or why_not_pipeline(model, size, schedule),
+            lambda size: (
+                _uneven(model, size, schedule)
+                or why_not_pipeline(model, size, schedule)
+                or why_not_adapter(self.config, "pipeline", size)
+            ),
         )
-        experts = self._fixed_or("expert", divisors(model.moe.num_experts) if model.moe else [1])
+        experts = self._allowed(
+            "expert",
+            divisors(model.moe.num_experts) if model.moe else [1],
+            lambda size: why_not_adapter(self.config, "expert", size),
+        )
         for tensor in tensors:
             for pipeline in stages:
                 if self.gpus % (tensor * pipeline):
@@ -137,6 +150,7 @@ class Rules:
                 wanted
                 and (whole or "shard" in self.fixed)
                 and not why_not_expert(self.model, kind.expert, weights, kind.tensor)
+                and not why_not_adapter(self.config, "expert", kind.expert, weights)
             ):
                 yield ranks // shard, shard
 
@@ -261,6 +275,12 @@ def stage_count(size: int, schedule: PipelineSchedule) -> int:
     return size if schedule == "1f1b" or size == 1 else 2 * size
 
 
+def stage_layers(layers: int, count: int) -> list[range]:
+    """Return the layers of each of ``count`` pipeline stages; if they do not divide, earlier stages have one more."""
+    ends = [-(-layers * index // count) for index in range(count + 1)]
+    return [range(start, end) for start, end in pairwise(ends)]
+
+
 def why_not_sequence(
     model: ModelConfig, seq_len: int, size: int, *, tensor: int = 1, context: Context = "ulysses"
 ) -> str | None:
@@ -300,3 +320,38 @@ def why_not_expert(model: ModelConfig, size: int, shards: int, tensor: int = 1) 
     if model.expert_width % parts:
         return f"{model.expert_width:,} columns of an expert are not a multiple of {parts}, the ranks that share it"
     return None
+
+
+def why_not_adapter(
+    config: RunConfig, axis: Literal["tensor", "pipeline", "expert"], size: int, shards: int = 1
+) -> str | None:
+    """Return why adapters, or the quantised matrices beside them, cannot be split over ``size`` ranks, or None.
+
+    ``shards``: the ranks that share weights (shard x sequence), of which ``expert`` is a part.
+    """
+    model, adapter = config.model, config.adapter
+    if adapter is None or size == 1:
+        return None
+    if axis == "pipeline":
+        count = stage_count(size, config.train.parallel.pipeline_schedule)
+        adapted = {layer for layer, names in adapter.paths(model).items() if names}
+        stages = stage_layers(model.num_hidden_layers, count)
+        empty = next((stage for stage in stages if adapted.isdisjoint(stage)), None)
+        return None if empty is None else f"layers {empty[0]} to {empty[-1]} would be a stage without adapters"
+    others = max(1, shards // size)
+    if axis == "expert" and model.hidden_size % others and adapter.rank % others:
+        return f"{others} ranks cannot share an adapter of an expert, {adapter.rank} x {model.hidden_size}"
+    if adapter.quantize is None:
+        return None
+    rows = {"hidden_size": model.hidden_size}
+    if axis == "tensor":  # matrices that are split along their inputs
+        shared = model.moe.num_shared_experts if model.moe else 0
+        rows["heads"] = model.num_attention_heads * model.width_per_head // size
+        if model.moe is None or model.moe.mlp_only_layers:
+            rows["intermediate_size"] = model.intermediate_size // size
+        if shared:
+            rows["shared experts"] = shared * model.expert_width // size
+    name = next((name for name, width in rows.items() if width % BLOCK), None)
+    return (
+        name and f"rows of {rows[name]:,} numbers ({name}) are not a multiple of {BLOCK}, a block of {adapter.quantize}"
+    )

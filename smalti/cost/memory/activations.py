@@ -38,7 +38,7 @@ class BlockTape:
             tape.new("low", low_rank_bytes(self.model, self.shape.adapter, self.layer, self.shape))
             tape.save("low")
             tape.drop("low")
-            tape.new("dequantized", dequantized_bytes(self.model, self.shape.adapter, self.layer, self.c))
+            tape.new("dequantized", dequantized_bytes(self.model, self.shape.adapter, self.layer, self.shape))
         if pre:
             self.norms.forward(tape, "norm1", "x", self.row)
         self.attention.forward(tape, "norm1.out" if pre else "x")
@@ -59,7 +59,7 @@ class BlockTape:
         """Record the backward pass, from the gradient of the output, ``g``; gradients of weights (``w.`` ...) stay."""
         pre = self.model.norm_placement == "pre"
         if self.shape.adapter is not None:
-            tape.new("dequantized", dequantized_bytes(self.model, self.shape.adapter, self.layer, self.c))
+            tape.new("dequantized", dequantized_bytes(self.model, self.shape.adapter, self.layer, self.shape))
         if not pre:
             tape.new("d.down", self.row)
             self.norms.backward(tape, "norm2", self.row)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from smalti.config.adapter import BLOCK, AdapterConfig, matrices
 from smalti.config.model import ModelConfig
 from smalti.cost.memory.tape import MicrobatchShape
+from smalti.cost.units import part_of
 from smalti.cost.weights import Weight, weights
 
 _CODE_BYTES = {"nf4": 0.5, "int8": 1.0}
@@ -19,27 +20,44 @@ _CHUNK = 1 << 21
 
 @dataclass(frozen=True)
 class Frozen:
-    """The weights of a layer beside adapters."""
+    """The weights of a layer beside adapters, on the ranks that share weights, for one rank of the axis ``tensor``."""
 
     frozen_bytes: float
     """As they are kept, without the router."""
     adapters: float
     """Elements of A and B."""
+    gathered_frozen_bytes: float
+    """Those that a rank gathers: of the experts only its own."""
+    gathered_adapters: float
 
 
-def layer_of(model: ModelConfig, adapter: AdapterConfig, layer: int, compute_bytes: int, shards: int = 1) -> Frozen:
+def layer_of(
+    model: ModelConfig,
+    adapter: AdapterConfig,
+    layer: int,
+    compute_bytes: int,
+    shards: int = 1,
+    tensor: int = 1,
+    expert: int = 1,
+) -> Frozen:
     """Return the sizes of a layer; A and B are padded to ``shards`` ranks."""
     every, chosen = matrices(model, layer), adapter.paths(model).get(layer, [])
-    frozen, trained = 0.0, 0.0
+    frozen, trained = {1: 0.0, expert: 0.0}, {1: 0.0, expert: 0.0}
     for weight in weights(model):
         if weight.layer != layer or weight.kind == "router":
             continue
         path = _path(weight, every)
-        frozen += weight.params * (bytes_of(adapter, compute_bytes) if path else compute_bytes)
+        ranks = expert if weight.kind == "expert" else 1
+        split = 1 if part_of(weight, model.qk_norm).tensor == "none" else tensor
+        frozen[ranks] += weight.params / split * (bytes_of(adapter, compute_bytes) if path else compute_bytes)
         if path in chosen:
             rank = -(-adapter.rank // shards) * shards if weight.count == 1 else adapter.rank
-            trained += weight.count * (rank * weight.columns + adapter.rank * weight.rows)
-    return Frozen(frozen, trained)
+            by_inputs = weight.name in ("o_proj", "down_proj")  # then A is split over ``tensor``, else B
+            a, b = rank * weight.columns, adapter.rank * weight.rows
+            trained[ranks] += weight.count * (a / tensor + b if by_inputs else a + b / tensor)
+    sums = (sum(sizes.values()) for sizes in (frozen, trained))
+    gathered = (sum(size / ranks for ranks, size in sizes.items()) for sizes in (frozen, trained))
+    return Frozen(*sums, *gathered)
 
 
 def bytes_of(adapter: AdapterConfig, compute_bytes: int) -> float:
@@ -47,13 +65,17 @@ def bytes_of(adapter: AdapterConfig, compute_bytes: int) -> float:
     return compute_bytes if adapter.quantize is None else _CODE_BYTES[adapter.quantize] + 4 / BLOCK
 
 
-def dequantized_bytes(model: ModelConfig, adapter: AdapterConfig, layer: int, compute_bytes: int) -> float:
+def dequantized_bytes(model: ModelConfig, adapter: AdapterConfig, layer: int, shape: MicrobatchShape) -> float:
     """Return the bytes of the largest matrix of a layer while it is dequantised, 0 if none is quantised."""
     if adapter.quantize is None:
         return 0.0
     every = matrices(model, layer)
-    numbers = max(w.params for w in weights(model) if w.layer == layer and _path(w, every))
-    return numbers * compute_bytes + min(numbers, _CHUNK) * (4 + _INDEX_BYTES[adapter.quantize])
+    numbers = max(
+        w.params / shape.tensor / (shape.expert if w.kind == "expert" else 1)
+        for w in weights(model)
+        if w.layer == layer and _path(w, every)
+    )
+    return numbers * shape.compute_bytes + min(numbers, _CHUNK) * (4 + _INDEX_BYTES[adapter.quantize])
 
 
 def low_rank_bytes(model: ModelConfig, adapter: AdapterConfig, layer: int, shape: MicrobatchShape) -> float:

@@ -257,9 +257,10 @@ class _Step:
         size, reduced_bytes = self.rank.reduce_bytes, 0.0
         whole = self._elements() * size
         gathered = self.root * self.c + sum(map(self._whole, self.layers))
+        root = self.root * (not self.is_frozen)
         for layer in reversed([-1, *self.layers]):
-            weights = self.root if layer < 0 else self._of_layer(layer)
-            share = self.root / self.rank.shards if layer < 0 else self.share[self.model.has_experts(layer)]
+            weights = root if layer < 0 else self._of_layer(layer)
+            share = root / self.rank.shards if layer < 0 else self.trained_share[layer]
             gathered -= self.root * self.c if layer < 0 else self._whole(layer)
             held = base + Parts(gathered=gathered, gradients=whole + reduced_bytes)
             whole -= weights * size
@@ -275,18 +276,19 @@ class _Step:
 
     def _freeze(self, adapter: AdapterConfig) -> None:
         """Set the sizes of a run that trains adapters: frozen weights in the compute format or in fewer bits."""
-        model, shards = self.model, self.rank.shards
-        of = {layer: layer_of(model, adapter, layer, self.c, shards) for layer in self.layers}
+        model, shards, tensor, expert = self.model, self.rank.shards, self.shape.tensor, self.shape.expert
+        of = {layer: layer_of(model, adapter, layer, self.c, shards, tensor, expert) for layer in self.layers}
+        self.block = {False: 0.0, True: 0.0}
         for layer, size in of.items():
             has = model.has_experts(layer)
-            self.block[has] = max(self.block[has] if layer else 0.0, size.frozen_bytes / self.c + size.adapters)
-            self.trained[layer], self.trained_share[layer] = size.adapters, size.adapters / shards
+            self.block[has] = max(self.block[has], size.gathered_frozen_bytes / self.c + size.gathered_adapters)
+            self.trained[layer], self.trained_share[layer] = size.gathered_adapters, size.adapters / shards
         self.trained_elements = sum(self.trained_share.values())
         routers = sum(model.has_experts(layer) for layer in self.layers) * self.router
         kept = self.root * self.c + routers * 4 + sum(size.frozen_bytes for size in of.values())
         self.weights_bytes = kept / shards + self.trained_elements * 4
-        gathered = self.root + sum(size.frozen_bytes / self.c + size.adapters for size in of.values())
-        self.keeps_gathered = gathered * self.c <= KEEP_GATHERED_BYTES
+        whole = self.root + sum(size.frozen_bytes / self.c + size.adapters for size in of.values())
+        self.keeps_gathered = self.is_stage or whole * tensor * self.c <= KEEP_GATHERED_BYTES
 
     # ---- figures -----------------------------------------------------------------------------------------------------
 
@@ -313,13 +315,12 @@ class _Step:
         return self.block[has] * self.c + (self.router * 4 if has else 0)
 
     def _of_layer(self, layer: int) -> float:
-        """Return the elements of a block's weights, including the router's."""
-        has = self.model.has_experts(layer)
-        return self.block[has] + (self.router if has else 0)
+        """Return the elements of a block's trained weights, including the router's."""
+        return self.trained[layer] + self.router * (self.model.has_experts(layer) and not self.is_frozen)
 
     def _elements(self) -> float:
-        """Return the number of unsharded weights of this rank's layers."""
-        return self.root + sum(map(self._of_layer, self.layers))
+        """Return the number of unsharded trained weights of this rank's layers."""
+        return self.root * (not self.is_frozen) + sum(map(self._of_layer, self.layers))
 
     def _copied(self, weights: float) -> float:
         """Return the bytes of an all-gather's buffer, which FSDP2 holds until the next one is copied out."""

@@ -16,7 +16,7 @@ from torch.distributed import _functional_collectives as collectives
 from torch.nn import functional as F
 
 from smalti.distributed.parallel.dtensors import local
-from smalti.model.blocks.moe.experts import Experts, Weights, bag, bag_backward, slots
+from smalti.model.blocks.moe.experts import Experts, bag, bag_backward, slots
 
 
 @dataclass
@@ -55,18 +55,15 @@ class Sizes:
 
 
 class LocalExperts(Experts):
-    """Replaces ``experts`` and takes over its parameters: computes with this rank's part of DTensors."""
+    """Replaces ``experts`` and takes over all that it has: computes with this rank's part of DTensors."""
 
     def __init__(self, experts: Experts) -> None:
         nn.Module.__init__(self)
-        self.gate_proj, self.up_proj, self.down_proj = experts.gate_proj, experts.up_proj, experts.down_proj
-        self.kernel = experts.kernel
-        self.activation, self.activation_backward = experts.activation, experts.activation_backward
+        vars(self).update(vars(experts))
 
-    def weights(self) -> Weights:
-        """Return this rank's part of each weight."""
-        gate = None if self.gate_proj is None else local(self.gate_proj)
-        return Weights(gate, local(self.up_proj), local(self.down_proj))
+    def part(self, name: str) -> Tensor:
+        """Return this rank's part of a parameter."""
+        return local(super().part(name))
 
 
 class Dispatch(LocalExperts):
@@ -79,7 +76,7 @@ class Dispatch(LocalExperts):
     def __init__(self, experts: Experts, group: dist.ProcessGroup) -> None:
         super().__init__(experts)
         self.group, self.ranks, self.local_rank = group, group.size(), group.rank()
-        self.num_local_experts = experts.up_proj.shape[0] // self.ranks
+        self.num_local_experts = experts.num_local_experts // self.ranks
 
     @torch.compiler.disable
     def exchange_counts(self, expert_Nk: Tensor) -> PendingDispatch:
@@ -109,7 +106,7 @@ class Dispatch(LocalExperts):
 
         ``has_unassigned_rows``: some labels are the number of experts: padding rows, whose output is 0.
         """
-        return self.compute(rows_RD, label_R[:, None], None, self.weights(), has_unassigned_rows=has_unassigned_rows)
+        return self.compute(rows_RD, label_R[:, None], None, has_unassigned_rows=has_unassigned_rows)
 
 
 class ExactDispatch(Dispatch):

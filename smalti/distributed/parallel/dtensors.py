@@ -1,16 +1,24 @@
-"""The local part of a tensor that may be a DTensor, and the norm of such tensors."""
+"""Makes parameters DTensors; the local part of a tensor that may be one, and the norm of such tensors."""
 
 import math
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
-from torch.distributed.tensor import DTensor, Replicate
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
 
 def local(tensor: Tensor) -> Tensor:
     """Return this rank's part of a tensor, sharing its storage."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def shard(module: nn.Module, name: str, dim: int, axis: DeviceMesh) -> None:
+    """Replace a parameter of ``module`` by a DTensor that is sharded along ``dim`` over ``axis``."""
+    whole = getattr(module, name)
+    part = distribute_tensor(whole.detach(), axis, [Shard(dim)], src_data_rank=None)
+    setattr(module, name, nn.Parameter(part, requires_grad=whole.requires_grad))
 
 
 def square_norm(gradients: list[Tensor], *, pipeline: int = 1) -> Tensor:

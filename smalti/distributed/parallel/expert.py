@@ -18,8 +18,16 @@ from smalti.config.model import ModelConfig
 from smalti.config.parallel import DispatchMode
 from smalti.cost.layout.rules import divisors, require, why_not_expert
 from smalti.distributed.group.mesh import Mesh
-from smalti.distributed.parallel.dispatch import ExactDispatch, StaticDispatch
+from smalti.distributed.parallel.adapters import ExactLoRADispatch, StaticLoRADispatch
+from smalti.distributed.parallel.dispatch import Dispatch, ExactDispatch, StaticDispatch
+from smalti.model.adapters.lora import LoRAExperts
 from smalti.model.blocks.moe.experts import Experts
+
+_MODES: dict[DispatchMode, tuple[type[Dispatch], type[Dispatch]]] = {
+    "exact": (ExactDispatch, ExactLoRADispatch),
+    "static": (StaticDispatch, StaticLoRADispatch),
+}
+"""The replacement of experts, without adapters and with them."""
 
 
 def apply(model: nn.Module, mesh: Mesh, *, dispatch: DispatchMode) -> None:
@@ -41,11 +49,11 @@ def apply(model: nn.Module, mesh: Mesh, *, dispatch: DispatchMode) -> None:
     )
     experts_of = {(parent, name): experts for parent in model.modules()
                   for name, experts in parent.named_children() if isinstance(experts, Experts)}  # fmt: skip
-    group, mode = mesh.group("expert"), {"exact": ExactDispatch, "static": StaticDispatch}[dispatch]
+    group, modes = mesh.group("expert"), _MODES[dispatch]
     for (parent, name), experts in experts_of.items():
         for weight_name, weight_EFD in list(experts.named_parameters(recurse=False)):
             setattr(experts, weight_name, _spread(weight_EFD, mesh))
-        setattr(parent, name, mode(experts, group))
+        setattr(parent, name, modes[isinstance(experts, LoRAExperts)](experts, group))
 
 
 def assume_even_load(model: nn.Module) -> None:

@@ -50,10 +50,10 @@ def shard(model: nn.Module, mesh: Mesh, *, compute: str, reduce: str) -> nn.Modu
     for module in model.modules():
         if getattr(module, "full_precision", False):  # a router: small, so it stays gathered
             fully_shard(module, mesh=weights, mp_policy=in_full, reshard_after_forward=False)
-    # Dim 0 of these experts [E, F, D] is already sharded over the axis ``expert``, so FSDP shards their width F.
+    # Dim 0 of these experts [E, F, D] is already sharded over the axis ``expert``, so FSDP shards another.
     for experts in _spread_experts(model) if mesh.layout.expert > 1 else ():
         fully_shard(experts, mesh=mesh.experts, mp_policy=of_experts, reshard_after_forward=reshard,
-                    shard_placement_fn=lambda _: Shard(1))  # fmt: skip
+                    shard_placement_fn=partial(_inner_dim, shards=mesh.experts.size(-1)))  # fmt: skip
     for block in blocks_of(model):
         fully_shard(block, mesh=weights, mp_policy=policy, reshard_after_forward=reshard, shard_placement_fn=placement)
     fully_shard(model, mesh=weights, mp_policy=policy, reshard_after_forward=reshard)
@@ -85,6 +85,12 @@ def _placement(parameter: nn.Parameter, shards: int) -> Shard | None:
     if parameter.ndim != 3 or shape[0] % shards == 0:
         return None
     return next((Shard(dim) for dim in (1, 2) if shape[dim] % shards == 0), None)
+
+
+def _inner_dim(parameter: nn.Parameter, shards: int) -> Shard:
+    """Return the dim of experts to shard when dim 0 is sharded already: their width F, or one of an adapter's."""
+    shape = local(parameter).shape
+    return next(Shard(dim) for dim in (1, 2) if shape[dim] % shards == 0)  # why_not_expert and why_not_adapter
 
 
 def allocate(model: nn.Module, device: torch.device) -> None:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from smalti.config.model import ModelConfig
 from smalti.config.parallel import PipelineSchedule
-from smalti.cost.layout.rules import require, stage_count, why_not_pipeline
+from smalti.cost.layout.rules import require, stage_count, stage_layers, why_not_pipeline
 from smalti.distributed.group.mesh import Mesh
 from smalti.model.blocks.kv_cache import Cache
 from smalti.model.blocks.moe import RouterStats, over_layers
@@ -45,12 +45,11 @@ def stages_of(layers: int, ranks: int, schedule: PipelineSchedule) -> list[Stage
     """
     count = stage_count(ranks, schedule)
     assert layers >= count, f"{layers} layers are fewer than {count} stages; why_not_pipeline must have refused this"
-    ends = [-(-layers * index // count) for index in range(count + 1)]
     rank_of = [index % ranks for index in range(count)]
     if schedule == "zero_bubble":
         rank_of = [*range(ranks), *reversed(range(ranks))]
     return [
-        Stage(index, range(ends[index], ends[index + 1]), rank_of[index], index == count - 1) for index in range(count)
+        Stage(index, span, rank_of[index], index == count - 1) for index, span in enumerate(stage_layers(layers, count))
     ]
 
 
@@ -67,7 +66,7 @@ def apply(model: nn.Module, mesh: Mesh, *, schedule: PipelineSchedule, compute: 
     config = model.config
     require(layout, "pipeline", lambda size: why_not_pipeline(config, size, schedule), range(1, layout.pipeline))
     with torch.device("meta"):
-        return StagedDecoder(config, mesh, schedule, compute)
+        return StagedDecoder(model, mesh, schedule, compute)
 
 
 class Shapes(NamedTuple):
@@ -100,9 +99,11 @@ class StagedDecoder(Decoder):
     one after the other.
     """
 
-    def __init__(self, config: ModelConfig, mesh: Mesh, schedule: PipelineSchedule, compute: torch.dtype) -> None:
-        super().__init__(config)
-        self.stages = stages_of(config.num_hidden_layers, mesh.layout.pipeline, schedule)
+    def __init__(self, model: Decoder, mesh: Mesh, schedule: PipelineSchedule, compute: torch.dtype) -> None:
+        super().__init__(model.config)
+        for name, child in model.named_children():  # which may have adapters and other dtypes
+            setattr(self, name, child)
+        self.stages = stages_of(model.config.num_hidden_layers, mesh.layout.pipeline, schedule)
         self.local_stages = [stage for stage in self.stages if stage.local_rank == mesh.local_rank("pipeline")]
         self.compute, self.group = compute, mesh.group("pipeline")
         self._slices = mesh.layout.tensor

@@ -14,14 +14,15 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Shard, distribute_tensor
+from torch.distributed.tensor import DTensor
 from torch.nn import functional as F
 
 from smalti.base.errors import UserError
 from smalti.cost.layout.rules import divisors, require, why_not_tensor
 from smalti.distributed.group.mesh import Mesh
+from smalti.distributed.parallel.adapters import ColumnParallelLoRA, LocalLoRAExperts, RowParallelLoRA, shard_experts
 from smalti.distributed.parallel.dispatch import LocalExperts
-from smalti.distributed.parallel.dtensors import local
+from smalti.distributed.parallel.dtensors import local, shard
 from smalti.distributed.parallel.slices import (
     Ranks,
     all_gather_replicated,
@@ -30,6 +31,7 @@ from smalti.distributed.parallel.slices import (
     reduce_scatter_sequence,
     scale_gradient,
 )
+from smalti.model.adapters.lora import LoRAExperts, LoRALinear
 from smalti.model.blocks.attention.choice import kernels_of
 from smalti.model.blocks.attention.module import Attention
 from smalti.model.blocks.attention.scores import HeadPart
@@ -99,10 +101,10 @@ def head_shard(weight_VD: Tensor) -> HeadShard:
 
 def _apply_to_attention(attention: Attention, axis: DeviceMesh, ranks: Ranks) -> None:
     """Shard query, key and value along their output, the output projection along its input."""
-    attention.q_proj = ColumnParallelLinear(attention.q_proj, axis)
-    attention.k_proj = ColumnParallelLinear(attention.k_proj, axis)
-    attention.v_proj = ColumnParallelLinear(attention.v_proj, axis)
-    attention.o_proj = RowParallelLinear(attention.o_proj, axis, ranks)
+    attention.q_proj = _columns(attention.q_proj, axis)
+    attention.k_proj = _columns(attention.k_proj, axis)
+    attention.v_proj = _columns(attention.v_proj, axis)
+    attention.o_proj = _rows(attention.o_proj, axis, ranks)
     if attention.qk_norm == "full" and attention.q_norm is not None and attention.k_norm is not None:
         attention.q_norm = ParallelRMSNorm(attention.q_norm, axis, ranks)
         attention.k_norm = ParallelRMSNorm(attention.k_norm, axis, ranks)
@@ -111,10 +113,10 @@ def _apply_to_attention(attention: Attention, axis: DeviceMesh, ranks: Ranks) ->
 
 def _apply_to_mlp(mlp: MLP, axis: DeviceMesh, ranks: Ranks) -> None:
     """Shard gate and up along their output, down along its input."""
-    if is_tensor_sharded(mlp.up_proj.weight):  # shared experts, which their layer has sharded
+    if any(map(is_tensor_sharded, mlp.parameters())):  # shared experts, which their layer has sharded
         return
     _shard_columns(mlp, axis)
-    mlp.down_proj = RowParallelLinear(mlp.down_proj, axis, ranks)
+    mlp.down_proj = _rows(mlp.down_proj, axis, ranks)
     _gather_input(mlp, ranks)
 
 
@@ -123,12 +125,11 @@ def _apply_to_experts(moe: MoE, axis: DeviceMesh, ranks: Ranks) -> None:
 
     Router losses are equal on all ranks, so each contributes 1/W of the gradient.
     """
-    for name, _ in list(moe.experts.named_parameters(recurse=False)):
-        _shard(moe.experts, name, 1, axis)
-    moe.experts = LocalExperts(moe.experts)
+    shard_experts(moe.experts, axis)
+    moe.experts = (LocalLoRAExperts if isinstance(moe.experts, LoRAExperts) else LocalExperts)(moe.experts)
     if moe.shared_experts is not None:
         _shard_columns(moe.shared_experts, axis)
-        moe.shared_experts.down_proj = RowParallelLinear(moe.shared_experts.down_proj, axis, None)
+        moe.shared_experts.down_proj = _rows(moe.shared_experts.down_proj, axis, None)
     _gather_input(moe, ranks)
 
     def scatter_output(_: nn.Module, args: Any, output: tuple[Tensor, RouterStats]) -> tuple[Tensor, RouterStats]:
@@ -145,8 +146,17 @@ def _gather_input(module: nn.Module, ranks: Ranks) -> None:
 
 def _shard_columns(mlp: MLP, axis: DeviceMesh) -> None:
     if mlp.gate_proj is not None:
-        mlp.gate_proj = ColumnParallelLinear(mlp.gate_proj, axis)
-    mlp.up_proj = ColumnParallelLinear(mlp.up_proj, axis)
+        mlp.gate_proj = _columns(mlp.gate_proj, axis)
+    mlp.up_proj = _columns(mlp.up_proj, axis)
+
+
+def _columns(linear: nn.Linear, axis: DeviceMesh) -> nn.Linear:
+    return ColumnParallelLoRA(linear, axis) if isinstance(linear, LoRALinear) else ColumnParallelLinear(linear, axis)
+
+
+def _rows(linear: nn.Linear, axis: DeviceMesh, ranks: Ranks | None) -> nn.Linear:
+    replacement = RowParallelLoRA if isinstance(linear, LoRALinear) else RowParallelLinear
+    return replacement(linear, axis, ranks)  # type: ignore[arg-type]
 
 
 class ColumnParallelLinear(nn.Linear):
@@ -155,9 +165,9 @@ class ColumnParallelLinear(nn.Linear):
     def __init__(self, linear: nn.Linear, axis: DeviceMesh) -> None:
         super().__init__(linear.in_features, linear.out_features, device="meta")
         self.weight, self.bias = linear.weight, linear.bias
-        _shard(self, "weight", 0, axis)
+        shard(self, "weight", 0, axis)
         if self.bias is not None:
-            _shard(self, "bias", 0, axis)
+            shard(self, "bias", 0, axis)
 
     def forward(self, x_BTD: Tensor) -> Tensor:
         """[B, T, D] -> [B, T, F / ranks]."""
@@ -173,7 +183,7 @@ class RowParallelLinear(nn.Linear):
     def __init__(self, linear: nn.Linear, axis: DeviceMesh, ranks: Ranks | None) -> None:
         super().__init__(linear.in_features, linear.out_features, device="meta")
         self.weight, self.bias, self.ranks = linear.weight, linear.bias, ranks
-        _shard(self, "weight", 1, axis)
+        shard(self, "weight", 1, axis)
 
     def forward(self, x_BTF: Tensor) -> Tensor:
         """[B, T, F / ranks] -> [B, t, D], or [B, T, D], a part of the sum."""
@@ -189,7 +199,7 @@ class ParallelRMSNorm(RMSNorm):
     def __init__(self, norm: RMSNorm, axis: DeviceMesh, ranks: Ranks) -> None:
         super().__init__(norm.weight.shape[0], norm.eps)
         self.weight, self.ranks = norm.weight, ranks
-        _shard(self, "weight", 0, axis)
+        shard(self, "weight", 0, axis)
 
     def forward(self, x_BTF: Tensor) -> Tensor:
         """[B, T, F / ranks] -> the same shape."""
@@ -197,12 +207,6 @@ class ParallelRMSNorm(RMSNorm):
         square_BT1 = all_reduce(wide.square().sum(dim=-1, keepdim=True), self.ranks)
         normal = wide * torch.rsqrt(square_BT1 / (x_BTF.shape[-1] * self.ranks.size) + self.eps)
         return (normal * local(self.weight)).to(x_BTF.dtype)
-
-
-def _shard(module: nn.Module, name: str, dim: int, axis: DeviceMesh) -> None:
-    whole = getattr(module, name)
-    part = distribute_tensor(whole.detach(), axis, [Shard(dim)], src_data_rank=None)
-    setattr(module, name, nn.Parameter(part, requires_grad=whole.requires_grad))
 
 
 def _positions_of(inner: Any, ranks: Ranks, slice_tokens: int, device: torch.device) -> Tensor:
@@ -221,7 +225,7 @@ def _apply_to_embedding_and_head(model: Decoder, axis: DeviceMesh, ranks: Ranks)
     if model.embed is not None:
         model.embed = VocabularyParallelEmbedding(model.embed, axis, ranks)
     if model.lm_head is not None:
-        _shard(model.lm_head, "weight", 0, axis)
+        shard(model.lm_head, "weight", 0, axis)
     if model.norm is not None:
         model.norm.register_forward_hook(lambda _, args, x_BtD: all_gather_sequence(x_BtD, ranks))
 
@@ -232,7 +236,7 @@ class VocabularyParallelEmbedding(nn.Embedding):
     def __init__(self, embed: nn.Embedding, axis: DeviceMesh, ranks: Ranks) -> None:
         super().__init__(embed.num_embeddings, embed.embedding_dim, device="meta")
         self.weight, self.ranks = embed.weight, ranks
-        _shard(self, "weight", 0, axis)
+        shard(self, "weight", 0, axis)
 
     def forward(self, ids_BT: Tensor) -> Tensor:
         """[B, T] -> [B, t, D]. UserError where T is not a multiple of the ranks."""
@@ -253,9 +257,9 @@ class VocabularyParallelEmbedding(nn.Embedding):
 
 def _project(hidden: Tensor, weight_VD: Tensor) -> Tensor:
     """Return the logits of the whole vocabulary, from which the heads of all ranks compute the same."""
-    shard = head_shard(weight_VD)
-    assert shard.ranks is not None
-    return all_gather_replicated(F.linear(hidden, shard.weight), shard.ranks)
+    part = head_shard(weight_VD)
+    assert part.ranks is not None
+    return all_gather_replicated(F.linear(hidden, part.weight), part.ranks)
 
 
 def _project_scores(ranks: Ranks, hidden: Tensor, weight_1D: Tensor) -> Tensor:

@@ -75,5 +75,7 @@ def stored_as(tensors: Mapping[str, Tensor], name: str, weight: Tensor) -> dict[
     codes = f"{name}_codes"
     if codes not in tensors:
         return {}  # it belongs to another rank's layers
-    kind: Quantization = "int8" if tensors[codes].shape[1] == BLOCK else "nf4"
-    return dict(zip((codes, f"{name}_scales"), quantize(weight, kind), strict=True))
+    scales = f"{name}_scales"
+    kind: Quantization = "int8" if tensors[codes].numel() == tensors[scales].numel() * BLOCK // 4 else "nf4"
+    values = zip((codes, scales), quantize(weight, kind), strict=True)
+    return {target: value.view(tensors[target].shape) for target, value in values}

@@ -20,7 +20,16 @@ from smalti.base.rng import derive_key
 from smalti.config.adapter import Quantization
 from smalti.cost.memory.experts import row_multiple
 from smalti.model.adapters.quantized import Store
-from smalti.model.blocks.moe.experts import Experts, Weights, bag, bag_backward, grouped, slots
+from smalti.model.blocks.moe.experts import (
+    Experts,
+    Weights,
+    bag,
+    bag_backward,
+    clear,
+    grouped,
+    slots,
+    unused_slots,
+)
 
 PARTS = ("gate_proj", "up_proj", "down_proj")
 
@@ -59,14 +68,23 @@ class LoRALinear(nn.Linear):
 
     def forward(self, x_I: Tensor) -> Tensor:
         """[..., I] -> [..., O]."""
+        return self.products(x_I, None if self.bias is None else self.part("bias"))
+
+    def part(self, name: str) -> Tensor:
+        """Return a parameter; of one that is split over ranks, a subclass returns this rank's part."""
+        parameter: Tensor = getattr(self, name)
+        return parameter
+
+    def products(self, x_I: Tensor, bias_O: Tensor | None) -> Tensor:
+        """Return W x + scale B (A x) + bias for the parts of the matrices that this module has."""
         x_NI = x_I.flatten(0, -2)
         if self.store is None:
-            out_NO = F.linear(x_NI, self.weight, self.bias)
+            out_NO = F.linear(x_NI, self.part("weight"), bias_O)
         else:
-            out_NO = self.store.linear(self, x_NI)
-            out_NO = out_NO if self.bias is None else out_NO + self.bias
+            out_NO = self.store.linear(self.part, x_NI)
+            out_NO = out_NO if bias_O is None else out_NO + bias_O
         if self.rank and self.is_adapted:
-            out_NO.addmm_(F.linear(x_NI, self.lora_A), self.lora_B.T, alpha=self.scale)
+            out_NO.addmm_(F.linear(x_NI, self.part("lora_A")), self.part("lora_B").T, alpha=self.scale)
         return out_NO.view(*x_I.shape[:-1], -1)
 
 
@@ -88,43 +106,46 @@ class LoRAExperts(Experts):
         nn.Module.__init__(self)
         self.gate_proj, self.up_proj, self.down_proj = experts.gate_proj, experts.up_proj, experts.down_proj
         self.kernel, self.activation = experts.kernel, experts.activation
-        self.scale = scale
+        self.num_local_experts, self.scale = experts.num_local_experts, scale
         for part in targets:
             number, inner, hidden = getattr(self, part).shape
             inputs, outputs = (inner, hidden) if part == "down_proj" else (hidden, inner)
             device = self.up_proj.device
             setattr(self, f"{part}_lora_A", nn.Parameter(torch.empty(number, rank, inputs, device=device)))
             setattr(self, f"{part}_lora_B", nn.Parameter(torch.empty(number, outputs, rank, device=device)))
-        self.num_experts = self.up_proj.shape[0]
         parts = [part for part in PARTS if getattr(self, part) is not None]
         self.stores = {part: Store(self, part, quantization) for part in parts} if quantization else {}
 
     def low_rank(self, part: str) -> tuple[Tensor, Tensor] | None:
         """Return A [E, r, I] and B [E, O, r] of a part, None if it has no adapter."""
-        if not self.is_adapted:
+        names = f"{part}_lora_A", f"{part}_lora_B"
+        if not self.is_adapted or not hasattr(self, names[0]):
             return None
-        a_ErI = getattr(self, f"{part}_lora_A", None)
-        return None if a_ErI is None else (a_ErI, getattr(self, f"{part}_lora_B"))
+        return self.part(names[0]), self.part(names[1])
 
     def weights(self) -> Weights:
         """Return the weights with their adapters added."""
         return Weights(*(self._merged(part) for part in PARTS))  # type: ignore[arg-type]
 
-    def forward(self, x_ND: Tensor, expert_Nk: Tensor, weight_Nk: Tensor, pending: Any = None) -> Tensor:
-        """Return sum_k weight_k * expert_k(x): [N, D] -> [N, D]."""
+    def compute(
+        self, x_ND: Tensor, expert_Nk: Tensor, weight_Nk: Tensor | None, *, has_unassigned_rows: bool = False
+    ) -> Tensor:
+        """Compute the same as ``Experts.compute``."""
         if self.kernel == "loop":
-            return self.compute(x_ND, expert_Nk, weight_Nk, self.weights())
-        number, width = self.num_experts, x_ND.shape[1]
-        multiple = row_multiple(expert_Nk.numel(), number, x_ND.device.type, x_ND.itemsize)
+            return super().compute(x_ND, expert_Nk, weight_Nk, has_unassigned_rows=has_unassigned_rows)
+        number, width, multiple = self.num_local_experts, x_ND.shape[1], 1
+        if weight_Nk is not None:
+            multiple = row_multiple(expert_Nk.numel(), number, x_ND.device.type, x_ND.itemsize)
         order_S, slot_Nk, end_E = slots(expert_Nk, number, multiple)
-        x_SD = _Sort.apply(x_ND, order_S, slot_Nk)
+        unwritten_S1 = unused_slots(end_E, order_S) if has_unassigned_rows else None
+        x_SD = _Sort.apply(x_ND, order_S, slot_Nk, unwritten_S1)
         inner_SF = self._product("up_proj", x_SD, end_E)
         if not self._has("gate_proj"):
             inner_SF = self.activation(inner_SF)
         else:
             inner_SF = self.activation(self._product("gate_proj", x_SD, end_E)) * inner_SF
         y_SD = self._product("down_proj", inner_SF, end_E)
-        out_ND: Tensor = _Combine.apply(y_SD[:, :width], order_S, slot_Nk, weight_Nk)
+        out_ND: Tensor = _Combine.apply(clear(y_SD[:, :width], unwritten_S1), order_S, slot_Nk, weight_Nk)
         return out_ND
 
     def _has(self, part: str) -> bool:
@@ -133,9 +154,9 @@ class LoRAExperts(Experts):
     def _product(self, part: str, x_SI: Tensor, end_E: Tensor) -> Tensor:
         """Return the product of each slot with its expert's matrix and adapter, [S, O]."""
         if self.stores:
-            out_SO = self.stores[part].grouped(self, x_SI, end_E, transposed=part == "down_proj")
+            out_SO = self.stores[part].grouped(self.part, x_SI, end_E, transposed=part == "down_proj")
         else:
-            weight_EFD = getattr(self, part)
+            weight_EFD = self.part(part)
             out_SO = grouped(x_SI, weight_EFD if part == "down_proj" else weight_EFD.mT, end_E)
         pair = self.low_rank(part)
         if pair is None:
@@ -147,7 +168,7 @@ class LoRAExperts(Experts):
         if not self._has(part):
             return None
         pair = self.low_rank(part)
-        weight_EFD: Tensor = self.stores[part].read(self, _dtype_of(self)) if self.stores else getattr(self, part)
+        weight_EFD: Tensor = self.stores[part].read(self.part, _dtype_of(self)) if self.stores else self.part(part)
         if pair is None:
             return weight_EFD
         change_EOI = pair[1] @ pair[0] * self.scale
@@ -163,21 +184,23 @@ class _Sort(torch.autograd.Function):
     """The rows of tokens in the order of slots; gradients are added in a fixed order."""
 
     @staticmethod
-    def forward(ctx: Any, x_ND: Tensor, order_S: Tensor, slot_Nk: Tensor) -> Tensor:
-        ctx.save_for_backward(slot_Nk)
+    def forward(ctx: Any, x_ND: Tensor, order_S: Tensor, slot_Nk: Tensor, unwritten_S1: Tensor | None = None) -> Tensor:
+        ctx.save_for_backward(slot_Nk, unwritten_S1)
         return x_ND.index_select(0, order_S // slot_Nk.shape[1])
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_SD: Tensor) -> tuple[Tensor | None, ...]:
-        return bag(grad_SD, ctx.saved_tensors[0]), None, None
+        slot_Nk, unwritten_S1 = ctx.saved_tensors
+        grad_SD = grad_SD if unwritten_S1 is None else grad_SD.masked_fill(unwritten_S1, 0)
+        return bag(grad_SD, slot_Nk), None, None, None
 
 
 class _Combine(torch.autograd.Function):
     """The weighted sum over each token's slots."""
 
     @staticmethod
-    def forward(ctx: Any, y_SD: Tensor, order_S: Tensor, slot_Nk: Tensor, weight_Nk: Tensor) -> Tensor:
+    def forward(ctx: Any, y_SD: Tensor, order_S: Tensor, slot_Nk: Tensor, weight_Nk: Tensor | None) -> Tensor:
         ctx.save_for_backward(y_SD, order_S, slot_Nk, weight_Nk)
         return bag(y_SD, slot_Nk, weight_Nk)
 
@@ -185,5 +208,7 @@ class _Combine(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad_ND: Tensor) -> tuple[Tensor | None, ...]:
         y_SD, order_S, slot_Nk, weight_Nk = ctx.saved_tensors
+        if weight_Nk is None:
+            return grad_ND.index_select(0, order_S // slot_Nk.shape[1]), None, None, None
         grad_SD, grad_weight_Nk = bag_backward(grad_ND, y_SD, order_S, slot_Nk, weight_Nk)
         return grad_SD, None, None, grad_weight_Nk

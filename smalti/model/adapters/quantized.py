@@ -3,12 +3,14 @@
 The numbers of a weight, row after row, are cut into blocks of 64, which may cross rows. A block is stored as its
 largest absolute value (float32) and a code for each number: ``nf4``, the NormalFloat of QLoRA (arXiv:2305.14314,
 appendix E), two codes in a byte; or ``int8``, a multiple of 1/127. All storage is uint8, which FSDP shards and gathers
-without a cast.
+without a cast. Where rows are whole blocks, codes and scales have the leading dims of the weight, so that they are
+split over ranks as it is.
 
 Shapes: n blocks, I inputs, O outputs, E experts, S slots.
 """
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+import math
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -25,6 +27,9 @@ NF4 = (
     0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0,
 )  # fmt: skip
 """The 16 levels that the paper publishes: quantiles of the normal distribution, scaled to [-1, 1], 0 among them."""
+
+_BYTES = {"nf4": BLOCK // 2, "int8": BLOCK}
+"""Bytes of the codes of a block."""
 
 _CHUNK = 1 << 15
 """Blocks that are dequantised at a time: 2 million numbers."""
@@ -46,17 +51,15 @@ def quantize(weight: Tensor, kind: Quantization) -> tuple[Tensor, Tensor]:
 
 
 def dequantize(codes: Tensor, scales: Tensor, shape: Sequence[int], kind: Quantization, dtype: torch.dtype) -> Tensor:
-    """Return the weight of this shape; scaled in float32, then cast to ``dtype``."""
+    """Return the weight of this shape; scaled in float32, then cast to ``dtype``. Codes and scales of any shape."""
+    codes, scales = codes.reshape(-1, _BYTES[kind]), scales.reshape(-1, 4)
     table = _table(kind, codes.device)
     out = torch.empty((len(codes), BLOCK), dtype=dtype, device=codes.device)
     for start in range(0, len(codes), _CHUNK):
         part = slice(start, start + _CHUNK)
         values = F.embedding(codes[part].int(), table).flatten(1)
         out[part] = values.mul_(scales[part].contiguous().view(torch.float32))
-    count = 1
-    for size in shape:
-        count *= size
-    return out.flatten()[:count].view(tuple(shape))
+    return out.flatten()[: math.prod(shape)].view(tuple(shape))
 
 
 def _table(kind: Quantization, device: torch.device) -> Tensor:
@@ -67,9 +70,12 @@ def _table(kind: Quantization, device: torch.device) -> Tensor:
     return torch.stack([levels.repeat_interleave(16), levels.repeat(16)], dim=1)
 
 
-def blocks_of(shape: Sequence[int]) -> int:
-    """Return the number of blocks of a weight."""
-    return -(-torch.Size(tuple(shape)).numel() // BLOCK)
+def stored_shape(shape: Sequence[int], block_bytes: int) -> tuple[int, ...]:
+    """Return the shape in which codes or scales, of so many bytes a block, of a weight of this shape are stored."""
+    *rows, columns = shape
+    if columns % BLOCK:
+        return -(-math.prod(shape) // BLOCK), block_bytes
+    return *rows, columns // BLOCK * block_bytes
 
 
 class Dequantized(Mapping[str, Tensor]):
@@ -99,28 +105,37 @@ class Store:
         weight = getattr(module, name)
         self.name, self.kind, self.shape = name, kind, tuple(weight.shape)
         delattr(module, name)
-        widths = {"codes": BLOCK // 2 if kind == "nf4" else BLOCK, "scales": 4}
-        for part, width in widths.items():
-            empty = torch.empty((blocks_of(self.shape), width), dtype=torch.uint8, device=weight.device)
+        for part, block_bytes in (("codes", _BYTES[kind]), ("scales", 4)):
+            empty = torch.empty(stored_shape(self.shape, block_bytes), dtype=torch.uint8, device=weight.device)
             module.register_parameter(f"{name}_{part}", nn.Parameter(empty, requires_grad=False))
 
-    def tensors(self, module: nn.Module) -> tuple[Tensor, Tensor]:
-        """Return codes and scales."""
-        return getattr(module, f"{self.name}_codes"), getattr(module, f"{self.name}_scales")
+    def tensors(self, part: Callable[[str], Tensor]) -> tuple[Tensor, Tensor]:
+        """Return codes and scales; ``part`` returns a parameter of the module, or this rank's part of it."""
+        return part(f"{self.name}_codes"), part(f"{self.name}_scales")
 
-    def read(self, module: nn.Module, dtype: torch.dtype) -> Tensor:
+    def read(self, part: Callable[[str], Tensor], dtype: torch.dtype) -> Tensor:
         """Return the dequantised weight."""
-        return dequantize(*self.tensors(module), self.shape, self.kind, dtype)
+        codes, scales = self.tensors(part)
+        return dequantize(codes, scales, self._shape_of(scales), self.kind, dtype)
 
-    def linear(self, module: nn.Module, x_NI: Tensor) -> Tensor:
+    def linear(self, part: Callable[[str], Tensor], x_NI: Tensor) -> Tensor:
         """Return x W^T, [N, O], of a weight [O, I]."""
-        out_NO: Tensor = _Linear.apply(x_NI, *self.tensors(module), self.shape, self.kind)
+        codes, scales = self.tensors(part)
+        out_NO: Tensor = _Linear.apply(x_NI, codes, scales, self._shape_of(scales), self.kind)
         return out_NO
 
-    def grouped(self, module: nn.Module, x_SI: Tensor, end_E: Tensor, *, transposed: bool) -> Tensor:
+    def grouped(self, part: Callable[[str], Tensor], x_SI: Tensor, end_E: Tensor, *, transposed: bool) -> Tensor:
         """Return the product of each expert's rows with its weight [E, O, I], or [E, I, O] if ``transposed``."""
-        out_SO: Tensor = _GroupedProduct.apply(x_SI, *self.tensors(module), end_E, self.shape, self.kind, transposed)
+        codes, scales = self.tensors(part)
+        shape = self._shape_of(scales)
+        out_SO: Tensor = _GroupedProduct.apply(x_SI, codes, scales, end_E, shape, self.kind, transposed)
         return out_SO
+
+    def _shape_of(self, scales: Tensor) -> tuple[int, ...]:
+        """Return the shape of the weight, or of the part of it that these scales belong to."""
+        if self.shape[-1] % BLOCK:
+            return self.shape
+        return *scales.shape[:-1], scales.shape[-1] // 4 * BLOCK
 
 
 class _Linear(torch.autograd.Function):

@@ -21,6 +21,7 @@ from smalti.distributed.group import mesh as meshes
 from smalti.distributed.group.mesh import Mesh
 from smalti.distributed.parallel import expert, fsdp
 from smalti.distributed.parallel.dispatch import Dispatch, ExactDispatch, StaticDispatch
+from smalti.model.adapters.lora import LoRAExperts
 from smalti.model.blocks.moe.experts import Experts
 from smalti.model.decoder import Decoder
 
@@ -142,13 +143,20 @@ def test_the_same_input_gives_the_same_bits() -> None:
 
 
 @pytest.mark.parametrize("kernel", ["grouped", "loop"])
-def test_a_choice_of_no_expert_gives_zero_and_takes_no_gradient(kernel: str) -> None:
+@pytest.mark.parametrize("adapters", [False, True])
+def test_a_choice_of_no_expert_gives_zero_and_takes_no_gradient(kernel: str, adapters: bool) -> None:
     torch.manual_seed(0)
     experts, x = Experts(_config(kernel=kernel)), torch.randn(6, 16, requires_grad=True)
+    if adapters:
+        experts = LoRAExperts(experts.requires_grad_(False), ["up_proj", "down_proj"], 3, 1.0)
+        for weight in experts.parameters():
+            nn.init.normal_(weight)
+    trained = [weight for weight in experts.parameters() if weight.requires_grad]
     label = torch.tensor([8, 2, 8, 8, 0, 8])[:, None]
     for _ in range(3):  # what lies in memory differs from time to time
-        out = experts.compute(x, label, None, experts.weights(), has_unassigned_rows=True)
-        (gradient,) = torch.autograd.grad(out.sum(), [x])
+        out = experts.compute(x, label, None, has_unassigned_rows=True)
+        gradient, *others = torch.autograd.grad(out.sum(), [x, *trained])
+        assert all(other.isfinite().all() for other in others)
         none = label[:, 0] == 8
         assert not out[none].any()
         assert not gradient[none].any()

@@ -40,6 +40,7 @@ class Experts(nn.Module):
         self.kernel = config.moe.kernel
         self.activation = activation(config)
         self.activation_backward = _BACKWARD[config.activation]
+        self.num_local_experts = config.moe.num_experts
         for weight_EFD in self.parameters():
             nn.init.normal_(weight_EFD, std=config.initializer_range)
 
@@ -48,7 +49,7 @@ class Experts(nn.Module):
 
         ``pending``: the result of ``exchange_counts`` for these choices.
         """
-        return self.compute(x_ND, expert_Nk, weight_Nk, self.weights())
+        return self.compute(x_ND, expert_Nk, weight_Nk)
 
     def exchange_counts(self, expert_Nk: Tensor) -> Any:
         """Exchange the row counts of these choices between ranks, and return ``pending`` for ``forward``.
@@ -57,26 +58,31 @@ class Experts(nn.Module):
         """
         return None
 
+    def part(self, name: str) -> Tensor:
+        """Return a parameter; of one that is split over ranks, a subclass returns this rank's part."""
+        parameter: Tensor = getattr(self, name)
+        return parameter
+
     def weights(self) -> "Weights":
-        """Return the weights of the experts that this module computes: all."""
-        return Weights(self.gate_proj, self.up_proj, self.down_proj)
+        """Return the weights of the experts that this module computes."""
+        gate = None if self.gate_proj is None else self.part("gate_proj")
+        return Weights(gate, self.part("up_proj"), self.part("down_proj"))
 
     def compute(
         self,
         x_ND: Tensor,
         expert_Nk: Tensor,
         weight_Nk: Tensor | None,
-        weights: "Weights",
         *,
         has_unassigned_rows: bool = False,
     ) -> Tensor:
-        """Compute ``forward`` with the given weights of any number E of experts.
+        """Compute ``forward`` for the experts of ``weights``, whose number is E here.
 
         ``weight_Nk`` None: every choice has weight 1. ``has_unassigned_rows``: some choices are E, which is no expert;
         their output is 0.
         """
         kernel = {"grouped": _grouped, "loop": _loop}[self.kernel]
-        return kernel(self, x_ND, expert_Nk, weight_Nk, weights, has_unassigned_rows)
+        return kernel(self, x_ND, expert_Nk, weight_Nk, self.weights(), has_unassigned_rows)
 
 
 class Weights(NamedTuple):
@@ -213,8 +219,8 @@ def _run(
     gate_SF = None if gate is None else F.grouped_mm(x_SD, gate.mT, offs=end_E)
     inner_SF = act(up_SF) if gate_SF is None else act(gate_SF).mul_(up_SF)
     y_SD = F.grouped_mm(inner_SF, down, offs=end_E)
-    unwritten_S1 = _unused_slots(end_E, order_S) if has_unassigned_rows else None
-    _clear(y_SD, unwritten_S1)
+    unwritten_S1 = unused_slots(end_E, order_S) if has_unassigned_rows else None
+    clear(y_SD, unwritten_S1)
     return _Forward(bag(y_SD, slot_Nk, weight_Nk), y_SD, gate_SF, up_SF, unwritten_S1)
 
 
@@ -255,21 +261,21 @@ class _Grouped(torch.autograd.Function):
             grad_down = F.grouped_mm((active_SF * up_SF).mT, grad_SD, offs=end_E)
             grad_up_SF = active_SF.mul_(grad_inner_SF)
             grad_gate_SF = ctx.act_backward(grad_inner_SF.mul_(up_SF), gate_SF)
-        grad_x_ND = bag(_clear(F.grouped_mm(grad_up_SF, up, offs=end_E), ctx.unwritten_S1), slot_Nk)
+        grad_x_ND = bag(clear(F.grouped_mm(grad_up_SF, up, offs=end_E), ctx.unwritten_S1), slot_Nk)
         grad_up = F.grouped_mm(grad_up_SF.mT, x_SD, offs=end_E)
         grad_gate = None
         if grad_gate_SF is not None:
-            grad_x_ND += bag(_clear(F.grouped_mm(grad_gate_SF, gate, offs=end_E), ctx.unwritten_S1), slot_Nk)
+            grad_x_ND += bag(clear(F.grouped_mm(grad_gate_SF, gate, offs=end_E), ctx.unwritten_S1), slot_Nk)
             grad_gate = F.grouped_mm(grad_gate_SF.mT, x_SD, offs=end_E)
         return None, grad_x_ND, grad_weight_Nk, grad_gate, grad_up, grad_down, *(None,) * 5
 
 
-def _unused_slots(end_E: Tensor, order_S: Tensor) -> Tensor:
+def unused_slots(end_E: Tensor, order_S: Tensor) -> Tensor:
     """Return [S, 1], True for slots after the last expert's, which ``grouped_mm`` does not write."""
     return (torch.arange(order_S.shape[0], device=order_S.device) >= end_E[-1])[:, None]
 
 
-def _clear(rows_SD: Tensor, unwritten_S1: Tensor | None) -> Tensor:
+def clear(rows_SD: Tensor, unwritten_S1: Tensor | None) -> Tensor:
     return rows_SD if unwritten_S1 is None else rows_SD.masked_fill_(unwritten_S1, 0)
 
 
