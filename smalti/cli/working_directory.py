@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     from smalti.config.run import RunConfig
 
 _PATHS = re.compile(
-    r"(folder|(adapter\.)?init_from|data\.(tokenizer|takedowns|fetch\.cache|heldout\.[^.=]+|sources\.[^.=]+(\.path)?))"
+    r"(folder|(adapter\.)?init_from|tune\.distill\.teacher"
+    r"|data\.(tokenizer|takedowns|fetch\.cache|heldout\.[^.=]+|sources\.[^.=]+(\.path)?))"
     r"=(.+)"
 )
 
@@ -107,8 +108,10 @@ def _relative_paths(config: "RunConfig") -> dict[str, str]:
     data = config.data
     paths = {f"data.sources.{name}": source.path for name, source in data.sources.items()}
     paths |= {f"data.heldout.{name}": path for name, path in data.heldout.items()}
-    if config.adapter is not None:  # its base is read on every attempt
-        paths |= {"init_from": config.init_from or "", "adapter.init_from": config.adapter.init_from or ""}
+    names = {"base": "init_from", "teacher": "tune.distill.teacher"}
+    paths |= {names[name]: path for name, path in config.frozen_origins.items()}
+    if config.adapter is not None:
+        paths |= {"adapter.init_from": config.adapter.init_from or ""}
     paths |= {"data.takedowns": data.takedowns or "", "data.tokenizer": data.tokenizer or ""}
     return {field: path for field, path in paths.items() if path and _is_relative(path)}
 

@@ -96,6 +96,18 @@ class RunConfig(JobConfig):
     """Tasks that run during training; absent: held-out loss alone (``train.eval_every``)."""
 
     @property
+    def frozen_origins(self) -> dict[str, str]:
+        """Paths of weights that are read on every attempt and never trained: the ``base`` of adapters or a live
+        reference, and the ``teacher``."""
+        tune, paths = self.tune, {}
+        is_live = tune is not None and tune.preference is not None and tune.preference.reference_or_default == "live"
+        if self.init_from is not None and (self.adapter is not None or is_live):
+            paths["base"] = self.init_from
+        if tune is not None and tune.distill is not None:
+            paths["teacher"] = tune.distill.teacher
+        return paths
+
+    @property
     def history(self) -> tuple[PastConfig, ...]:
         """The schedules before each fork."""
         return self.data.history

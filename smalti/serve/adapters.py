@@ -49,7 +49,7 @@ def load(folders: Mapping[str, str], base: str | Path, model: ModelConfig) -> di
         recorded = record.get("base", {"kind": "unknown"})
         if recorded["kind"] == "folder":
             base_identity = base_identity or identity(base, str(base))
-            require_same(recorded, base_identity, str(folder))
+            require_same(recorded, base_identity, f"the adapters in {folder} were")
         else:
             log.get("serve").warning("it is not checked that %s was trained beside %s: no record says so", folder, base)
     return adapters

@@ -1,7 +1,6 @@
-"""Adapters in a run: which base their frozen weights come from, and that it is the same on every attempt.
+"""Adapters in a run: they are added to its model, and they alone are trained and saved (and a reward model's score).
 
-A checkpoint of such a run holds the adapters alone (and the score of a reward model), and the digest of the base's
-files (``base`` in ``train_state.json``); the base is loaded from ``init_from`` each time.
+The base is loaded from ``init_from`` on each attempt; ``frozen_origins`` checks that it is the same.
 """
 
 from typing import Any
@@ -11,8 +10,6 @@ from torch import Tensor, nn
 
 from smalti.base.errors import UserError
 from smalti.config.run import JobConfig, RunConfig
-from smalti.distributed.checkpoint import checkpoint
-from smalti.distributed.checkpoint.base import identity, is_model_folder, require_same
 from smalti.distributed.group import world as worlds
 from smalti.distributed.parallel import fsdp, pipeline
 from smalti.model.adapters import peft
@@ -21,7 +18,6 @@ from smalti.model.adapters.apply import apply, is_adapter, is_trained
 from smalti.model.adapters.lora import draw
 from smalti.model.decoder import Decoder
 from smalti.model.dtypes import DTYPES
-from smalti.train.weights import find_checkpoint
 
 
 def has_adapter(config: JobConfig) -> bool:
@@ -92,27 +88,6 @@ def _read(config: RunConfig, shapes: dict[str, tuple[int, ...]]) -> dict[str, Te
             hint=f"see {folder}/{peft.CONFIG}",
         )
     return values | adapter.whole
-
-
-def check_base(config: JobConfig, path: str | None) -> dict[str, str] | None:
-    """Return the identity of the base for the checkpoints of this run, None for a run without adapters. A collective.
-
-    DataError if the checkpoint at ``path``, from which the run resumes, was trained beside another base.
-    """
-    if not has_adapter(config):
-        return None
-    assert config.init_from is not None
-    base = base_of(config.init_from)
-    if path is not None:
-        worlds.together(lambda: require_same(checkpoint.read_state(path)["base"], base, path))
-    return base
-
-
-def base_of(init_from: str) -> dict[str, str]:
-    """Return the identity of the weights that ``init_from`` means. A collective."""
-    is_folder = worlds.broadcast_from_rank0(lambda: is_model_folder(init_from))
-    path = init_from if is_folder else find_checkpoint(init_from)
-    return worlds.broadcast_from_rank0(lambda: identity(path, init_from))
 
 
 def trained_only(model: nn.Module, tensors: dict[str, Any]) -> dict[str, Any]:

@@ -162,7 +162,7 @@ def build(
             batches = _token_batches(config, indexes, folder, mesh, device, resolved["microbatch_tokens"])
     assert batches is not None and loss is not None
     path = resume.find_checkpoint(folder, events)
-    base = check_origin(config, path, origins, own_model=model is not None)
+    frozen = check_origin(config, path, origins, own_model=model is not None)
     model = sharded(config, model, mesh, device, resumes=path is not None)
     state = state_of(config, model, loss, mesh, device)
     saved = resume.load_checkpoint(path, state, tensors_of(state), batches, events)
@@ -187,7 +187,7 @@ def build(
         microbatch_tokens=resolved.get("microbatch_tokens"),
         indexes=indexes,
         out_of_memory=reporter,
-        base=base,
+        frozen=frozen,
         **_prefetch(config),
     )
 

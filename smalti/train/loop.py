@@ -27,6 +27,7 @@ from smalti.track.sinks.feed import Events
 from smalti.train.batches import Batches, TokenBatches
 from smalti.train.cadence import Cadence
 from smalti.train.evaluations import Evaluations
+from smalti.train.frozen_origins import Identities
 from smalti.train.garbage_collection import GarbageCollection
 from smalti.train.hooks import Hook, closing_hooks, wait_for_hooks
 from smalti.train.oom import Reporter
@@ -84,8 +85,8 @@ class Job:
     prefetch_bytes: int = 1 << 30
     out_of_memory: Reporter | None = None
     """Reports a step that ran out of memory; None: its error is raised unchanged."""
-    base: dict[str, str] | None = None
-    """The origin of the frozen weights beside which adapters are trained; None for a run without."""
+    frozen: Identities = field(default_factory=dict)
+    """Origins of the weights that are read on every attempt and never trained."""
     trial_steps: int | None = None
     """Number of steps of a trial run, which then ends as a whole run does; None: not a trial."""
 
@@ -349,7 +350,7 @@ def checkpoint_metadata(job: Job) -> dict[str, Any]:
         "val_s": job.recorder.val_s,
         "collapsed_layers": sorted(watch.collapsed) if (watch := job.recorder.watch) else [],
         "stream": job.batches.state(job.state.step),
-        **({} if job.base is None else {"base": job.base}),
+        **job.frozen,
     }
 
 

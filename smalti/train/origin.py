@@ -34,6 +34,8 @@ _MAY_BE_ADDED = ("clip_qkv", "attn_logit_softcapping", "final_logit_softcapping"
 """Bounds that a run may give to a model that had none, to keep it stable."""
 _SCORES = "num_labels"
 """The scores of a reward model, which begins as a language model."""
+Entries = tuple[dict[str, int], list[tuple[str, ...]]]
+"""Ids of the entries of a tokenizer, and its merges."""
 _LONGEST = "max_position_embeddings"
 _UNSTATED = ("default", "preset ")
 """Beginnings of the origins of values that the recipe does not state."""
@@ -166,19 +168,23 @@ def _check_tokenizer(ours: str | None, source: str) -> list[str]:
     if mine is None or theirs is None:
         what = f"it is not checked that the data was tokenized with the tokenizer of init_from={source}"
         return [f"{what}; name it: data.tokenizer={folder}" if ours is None and theirs is not None else what]
-    changed = [token for token, id_ in theirs[0].items() if mine[0].get(token) != id_]
-    if changed or mine[1][: len(theirs[1])] != theirs[1]:
-        first = changed[0] if changed else None
-        what = "their merges differ" if first is None else (
-            f"{first!r} has the id {theirs[0][first]} there and {mine[0].get(first, 'none')} here"
-        )  # fmt: skip
+    reason = difference(mine, theirs)
+    if reason is not None:
         raise UserError(
             f"the weights of init_from={source} were trained with another tokenizer ({folder}) than that of the data "
-            f"(data.tokenizer={ours}): {what}",
+            f"(data.tokenizer={ours}): {reason}",
             allowed="data tokenized with the tokenizer of the weights",
             hint=f"tokenize the data again: smalti data tokenize RECIPE tokenizer={folder}",
         )
     return []
+
+
+def difference(ours: Entries, theirs: Entries) -> str | None:
+    """Return how tokenizers differ; None where ours has the entries, ids and merges of theirs, and maybe more."""
+    changed = next((token for token, id_ in theirs[0].items() if ours[0].get(token) != id_), None)
+    if changed is not None:
+        return f"{changed!r} has the id {theirs[0][changed]} there and {ours[0].get(changed, 'none')} here"
+    return None if ours[1][: len(theirs[1])] == theirs[1] else "their merges differ"
 
 
 def tokenizer_of(source: str) -> Path:
@@ -197,7 +203,7 @@ def vocabulary_line(config: RunConfig) -> str | None:
     return f"{len(theirs[0]):,} -> {len(mine[0]):,} entries"
 
 
-def entries_of(folder: str | Path) -> tuple[dict[str, int], list[tuple[str, ...]]] | None:
+def entries_of(folder: str | Path) -> Entries | None:
     """Return the ids of all entries, and the merges; None without such a table (no file, or Unigram)."""
     if not store.exists(store.join(folder, "tokenizer.json")):
         return None

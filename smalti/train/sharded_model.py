@@ -22,7 +22,8 @@ from smalti.model.blocks.embed import SCORES
 from smalti.model.decoder import Decoder
 from smalti.model.dtypes import DTYPES
 from smalti.model.init import draw
-from smalti.train import adapters, origin, rank_setup
+from smalti.train import adapters, frozen_origins, origin, rank_setup
+from smalti.train.frozen_origins import Identities
 from smalti.train.vocabulary import new_rows
 from smalti.train.weights import open_weights
 
@@ -96,10 +97,10 @@ def _open_origin(config: JobConfig, model: nn.Module) -> Callable[[], None]:
 
 def check_origin(
     config: JobConfig, path: str | None, origins: Mapping[str, str] | None, *, own_model: bool
-) -> dict[str, str] | None:
-    """Check ``init_from`` of a run that begins, and the base of adapters; returns the latter."""
+) -> Identities:
+    """Check ``init_from`` of a run that begins, and the weights that are read on every attempt; returns the latter."""
     if path is None and not own_model:
         assert isinstance(config, RunConfig)
         for line in worlds.broadcast_from_rank0(lambda: origin.check(config, origins)):
             log.get("train").warning("%s", line)
-    return adapters.check_base(config, path)
+    return frozen_origins.check(config, path)

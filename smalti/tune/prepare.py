@@ -30,6 +30,7 @@ from smalti.data.pack.examples import ExampleRows
 from smalti.data.tokenizer.encode import load_tokenizer
 from smalti.evals.tasks.find import load_task
 from smalti.train.origin import model_of, run_of
+from smalti.tune import tokenizers
 from smalti.tune.chats import ChatTokenizer
 from smalti.tune.chats.examples import examples_of
 from smalti.tune.chats.report import ExamplesReport
@@ -67,6 +68,8 @@ def complete(values: Mapping[str, Any], *, tokenize: bool = True) -> Additions:
     seq_len = data.get("seq_len") or model.get("max_position_embeddings") or model_of(origin).max_position_embeddings
     compute = ((values.get("train") or {}).get("precision") or {}).get("compute", PrecisionConfig().compute)
     tokenizer = data.get("tokenizer") or tokenizer_of(origin)
+    if tokenize:
+        tokenizers.check(tune, tokenizer, origin)
     adapter = from_dict(AdapterConfig, values.get("adapter") or {}, "adapter").config
     folder = prepared_folder(
         tune, tokenizer, seq_len, origin=origin, compute=compute, quantization=adapter.quantize, write=tokenize

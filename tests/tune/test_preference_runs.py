@@ -126,7 +126,6 @@ def test_examples_of_labelled_answers(root: Path) -> None:
         ("reward", {"tune.preference.loss": "dpo"}, "tune has the sections preference and reward"),
         ("reward", {"model.num_labels": "null"}, None),
         ("instruct", {"model.num_labels": 1}, "model.num_labels=1 without tune.reward"),
-        ("instruct", {}, "is a pair of answers"),
         ("dpo", {"tune.preference.loss": "kto", "tune.preference.reference": "live"}, "is not an answer with a label"),
     ],
 )  # fmt: skip

@@ -76,17 +76,6 @@ def test_epochs_are_converted_to_steps(root: Path) -> None:
         steps(**{"train.duration": "0ep"})
 
 
-def test_rows_with_wrong_answers_are_not_for_supervised_tuning(root: Path, tmp_path: Path) -> None:
-    rows = [{"prompt": f"{n}?", "completion": "x", "label": n % 2 == 0} for n in range(9)]
-    (tmp_path / "kto.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    with pytest.raises(UserError, match=r"has label beside its answer"):
-        _load(root, **{"tune.examples.files": f"[{tmp_path / 'kto.jsonl'}]"})
-    pairs = [{"prompt": f"{n}?", "chosen": "x", "rejected": "y"} for n in range(9)]
-    (tmp_path / "pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in pairs))
-    with pytest.raises(UserError, match=r"is a pair of answers"):
-        _load(root, **{"tune.examples.files": f"[{tmp_path / 'pairs.jsonl'}]"})
-
-
 def test_names_and_stages_that_do_not_fit_are_refused(root: Path) -> None:
     with pytest.raises(UserError, match=r"data.sources.examples is given"):
         _load(root, **{"data.sources.examples": "elsewhere"})
@@ -131,8 +120,6 @@ def test_what_is_missing_is_named(root: Path, tmp_path: Path) -> None:
         _load(root, **{"tune.examples.files": "[nothere.jsonl]"})
     with pytest.raises(UserError, match="no init_from"):
         _load(root, init_from="null")
-    with pytest.raises(UserError, match="template"):
-        _load(root, **{"tune.examples.template": "model"})
     run = tiny_run(tmp_path)
     shutil.rmtree(run / "tokenizer")
     with pytest.raises(UserError, match="holds no tokenizer"):

@@ -92,11 +92,8 @@ def _gradients(rank: int, folder: str, layout: Layout, rows: int) -> dict[str, d
     mesh, results = build_mesh(torch.device("cpu"), layout), {}
     batches = _microbatches(folder, mesh, rows)
     for kind in LOSSES:
-        adapted = kind.endswith("adapters")
-        if adapted and layout.tensor > 1:
-            continue
         config = LM.model_copy(update={"num_labels": 1 if kind.startswith("reward") else None})
-        model = _model(config, mesh, seed=5, adapted=adapted)
+        model = _model(config, mesh, seed=5, adapted=kind.endswith("adapters"))
         state = TrainState(model, torch.optim.SGD(model.parameters()), lambda step: 1.0, 1.0)
         sums = with_gradient_sums(one_by_one, mesh)(state, batches, _loss(kind, mesh))
         gradients = {name: p.grad for name, p in model.named_parameters() if p.requires_grad}
@@ -118,4 +115,5 @@ def test_two_ranks_give_the_gradients_of_one(tmp_path: Path) -> None:
             for kind, values in results.items():
                 for name, value in values.items():
                     difference = (value - wanted[kind][name]).norm() / wanted[kind][name].norm()
-                    assert float(difference) < 1e-5, (layout, kind, name)
+                    # chosen and rejected answers cancel, more so in the gradients of adapters
+                    assert float(difference) < (1e-4 if "lora" in name else 1e-5), (layout, kind, name)

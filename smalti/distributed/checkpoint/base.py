@@ -27,17 +27,17 @@ def identity(path: str | Path, init_from: str) -> dict[str, str]:
     return {"init_from": init_from, "kind": "checkpoint", "sha256": sha256_file(Path(path) / "manifest.json")}
 
 
-def require_same(recorded: Mapping[str, str], base: Mapping[str, str], what: str) -> None:
-    """Raise DataError if the adapters in ``what`` were trained beside other weights than ``base``.
+def require_same(recorded: Mapping[str, str], base: Mapping[str, str], subject: str) -> None:
+    """Raise DataError if ``subject`` ("the adapters in FOLDER were") trained beside other weights than ``base``.
 
     A model folder is another base than the checkpoint that it was exported from.
     """
     if recorded["sha256"] != base["sha256"]:
         raise DataError(
-            f"the adapters in {what} were trained beside other weights than those of {base['init_from']}: the digest "
+            f"{subject} trained beside other weights than those of {base['init_from']}: the digest "
             f"of their files is {base['sha256'][:12]}, not {recorded['sha256'][:12]}",
             allowed=f"the weights with which they were trained ({recorded['init_from']})",
-            hint="restore them, or train new adapters",
+            hint="restore them, or train anew beside these: name=NEW_NAME",
         )
 
 

@@ -128,7 +128,8 @@ def probe_ids(model: ModelConfig) -> Tensor:
 def _base_weights(run: Path, config: RunConfig, source: str) -> Mapping[str, Tensor]:
     assert config.init_from is not None
     path = base.find(str(Path(directory_of(run, [config.init_from]) or ".", config.init_from)))
-    base.require_same(checkpoint.read_state(source)["base"], base.identity(path, config.init_from), source)
+    recorded = checkpoint.read_state(source)["base"]
+    base.require_same(recorded, base.identity(path, config.init_from), f"the adapters in {source} were")
     return base.weights(path)
 
 
