@@ -29,6 +29,7 @@ def test_no_benchmark_hides_a_module_of_the_standard_library() -> None:
         "stream.py",
         "stream_start.py",
         "tokenizer.py",
+        "tune_trl.py",
     ],
 )
 def test_help_says_how_to_keep_the_figures(script: str) -> None:
