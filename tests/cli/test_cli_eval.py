@@ -113,6 +113,8 @@ def test_an_interrupted_evaluation_says_what_is_kept(
     monkeypatch.setattr("smalti.evals.suite.run", interrupt)
     assert smalti(["eval", "run", str(run), "tasks=[brackets]"]) == 130
     assert "interrupted; finished tasks are kept" in capsys.readouterr().err
+    assert smalti(["eval", "run", str(run), "tasks=[brackets]", "--no-cached"]) == 130
+    assert "hint: without --no-cached finished tasks are kept" in capsys.readouterr().err
 
 
 def test_a_checkpoint_is_no_model(run: Path, capsys: pytest.CaptureFixture[str]) -> None:

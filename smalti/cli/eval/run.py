@@ -67,7 +67,7 @@ def run(
     engine = Engine.from_folder(folder.folder, dtype=dtype)
     about = {"model_folder": folder.folder, "compute_dtype": dtype, "step": folder.record.get("step")}
     cache = _cache(folder, output, dtype) if cached else None
-    with _named_interrupt(cache is not None), ProgressLine("tokens") as progress:
+    with _named_interrupt(cache is not None, cached), ProgressLine("tokens") as progress:
         results = suites_module.run(
             engine,
             config,
@@ -86,7 +86,7 @@ def run(
 
 
 @contextmanager
-def _named_interrupt(has_cache: bool) -> Iterator[None]:
+def _named_interrupt(has_cache: bool, is_wanted: bool) -> Iterator[None]:
     """Turn Ctrl-C into an error that names what is kept."""
     from smalti.base.errors import Interrupted
 
@@ -94,7 +94,10 @@ def _named_interrupt(has_cache: bool) -> Iterator[None]:
         yield
     except KeyboardInterrupt as error:
         if not has_cache:
-            raise Interrupted("interrupted; nothing is kept", hint="--output FOLDER keeps finished tasks") from error
+            hint = (
+                "--output FOLDER keeps finished tasks" if is_wanted else "without --no-cached finished tasks are kept"
+            )
+            raise Interrupted("interrupted; nothing is kept", hint=hint) from error
         raise Interrupted("interrupted; finished tasks are kept", hint="the same command resumes after them") from error
 
 
