@@ -8,9 +8,11 @@ from pydantic import Field, field_validator
 from smalti.config.model import ModelConfig
 from smalti.config.schema import Config, NotAllowed, Real, Whole
 
-Quantization = Literal["nf4", "int8"]
+Quantization = Literal["nf4", "nf4_double", "int8"]
 BLOCK = 64
 """Numbers of a quantised weight that share a scale."""
+GROUP = 256
+"""Scales that ``nf4_double`` quantises together."""
 
 
 class AdapterConfig(Config):
@@ -28,8 +30,8 @@ class AdapterConfig(Config):
     layers: tuple[Whole, Whole] | None = None
     """First and last layer with adapters, counted from 0; absent: all layers."""
     quantize: Quantization | None = None
-    """Keep the frozen matrices of all layers in ``nf4`` (QLoRA, arXiv:2305.14314; 4.5 bits a weight) or ``int8`` (8.5
-    bits); absent: in ``train.precision.compute``."""
+    """Keep the frozen matrices of all layers in ``nf4`` (QLoRA, arXiv:2305.14314; 4.5 bits a weight), ``nf4_double``
+    (its scales in 8 bits too; 4.13 bits) or ``int8`` (8.5 bits); absent: in ``train.precision.compute``."""
     init_from: str | None = None
     """Folder of an adapter in PEFT's format to start from, with the same rank, scale and targets; absent: B is 0."""
 

@@ -10,7 +10,7 @@ from itertools import pairwise
 from typing import Literal, NoReturn
 
 from smalti.base.errors import UserError
-from smalti.config.adapter import BLOCK
+from smalti.config.adapter import BLOCK, GROUP
 from smalti.config.hardware import Hardware
 from smalti.config.model import ModelConfig
 from smalti.config.parallel import Context, PipelineSchedule
@@ -343,6 +343,8 @@ def why_not_adapter(
         return f"{others} ranks cannot share an adapter of an expert, {adapter.rank} x {model.hidden_size}"
     if adapter.quantize is None:
         return None
+    if adapter.quantize == "nf4_double":
+        return f"the scales that nf4_double quantises together ({GROUP}) would be on several ranks; nf4 can be split"
     rows = {"hidden_size": model.hidden_size}
     if axis == "tensor":  # matrices that are split along their inputs
         shared = model.moe.num_shared_experts if model.moe else 0

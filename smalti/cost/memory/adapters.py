@@ -6,14 +6,14 @@ A frozen matrix takes ``compute_bytes`` a number, quantised 1/2 or 1 byte and a 
 
 from dataclasses import dataclass
 
-from smalti.config.adapter import BLOCK, AdapterConfig, matrices
+from smalti.config.adapter import BLOCK, GROUP, AdapterConfig, matrices
 from smalti.config.model import ModelConfig
 from smalti.cost.memory.tape import MicrobatchShape
 from smalti.cost.units import part_of
 from smalti.cost.weights import Weight, weights
 
-_CODE_BYTES = {"nf4": 0.5, "int8": 1.0}
-_INDEX_BYTES = {"nf4": 2, "int8": 4}
+_STORED_BYTES = {"nf4": 0.5 + 4 / BLOCK, "nf4_double": 0.5 + (1 + 8 / GROUP) / BLOCK, "int8": 1 + 4 / BLOCK}
+_INDEX_BYTES = {"nf4": 2, "nf4_double": 2, "int8": 4}
 _CHUNK = 1 << 21
 """Numbers that are dequantised at a time."""
 
@@ -62,7 +62,7 @@ def layer_of(
 
 def bytes_of(adapter: AdapterConfig, compute_bytes: int) -> float:
     """Return the bytes of a number of a frozen matrix."""
-    return compute_bytes if adapter.quantize is None else _CODE_BYTES[adapter.quantize] + 4 / BLOCK
+    return compute_bytes if adapter.quantize is None else _STORED_BYTES[adapter.quantize]
 
 
 def dequantized_bytes(model: ModelConfig, adapter: AdapterConfig, layer: int, shape: MicrobatchShape) -> float:

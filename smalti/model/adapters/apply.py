@@ -7,7 +7,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
-from smalti.config.adapter import BLOCK, AdapterConfig, Quantization, matrices
+from smalti.config.adapter import AdapterConfig, Quantization, matrices
 from smalti.model.adapters.lora import LoRAExperts, LoRALinear
 from smalti.model.adapters.quantized import quantize
 from smalti.model.blocks.embed import SCORES
@@ -72,10 +72,11 @@ def stored_as(tensors: Mapping[str, Tensor], name: str, weight: Tensor) -> dict[
     """Return the tensors, by name, that hold the frozen weight ``name`` in a model with these ``tensors``."""
     if name in tensors:
         return {name: weight}
-    codes = f"{name}_codes"
+    codes, scales, grouped_scales = (f"{name}_{part}" for part in ("codes", "scales", "grouped_scales"))
     if codes not in tensors:
         return {}  # it belongs to another rank's layers
-    scales = f"{name}_scales"
-    kind: Quantization = "int8" if tensors[codes].numel() == tensors[scales].numel() * BLOCK // 4 else "nf4"
+    kind: Quantization = "int8" if tensors[codes].numel() >= weight.numel() else "nf4"
+    if grouped_scales in tensors:
+        kind, scales = "nf4_double", grouped_scales
     values = zip((codes, scales), quantize(weight, kind), strict=True)
     return {target: value.view(tensors[target].shape) for target, value in values}

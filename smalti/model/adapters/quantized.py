@@ -2,9 +2,9 @@
 
 The numbers of a weight, row after row, are cut into blocks of 64, which may cross rows. A block is stored as its
 largest absolute value (float32) and a code for each number: ``nf4``, the NormalFloat of QLoRA (arXiv:2305.14314,
-appendix E), two codes in a byte; or ``int8``, a multiple of 1/127. All storage is uint8, which FSDP shards and gathers
-without a cast. Where rows are whole blocks, codes and scales have the leading dims of the weight, so that they are
-split over ranks as it is.
+appendix E), two in a byte; or ``int8``. ``nf4_double``: scales too, in groups of 256, as distances from their mean.
+All is uint8, which FSDP gathers without a cast. Where rows are whole blocks, codes and scales have the leading dims of
+the weight, to be split over ranks as it is.
 
 Shapes: n blocks, I inputs, O outputs, E experts, S slots.
 """
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-from smalti.config.adapter import BLOCK, Quantization
+from smalti.config.adapter import BLOCK, GROUP, Quantization
 from smalti.model.blocks.moe.experts import grouped
 
 NF4 = (
@@ -28,15 +28,15 @@ NF4 = (
 )  # fmt: skip
 """The 16 levels that the paper publishes: quantiles of the normal distribution, scaled to [-1, 1], 0 among them."""
 
-_BYTES = {"nf4": BLOCK // 2, "int8": BLOCK}
+_BYTES = {"nf4": BLOCK // 2, "nf4_double": BLOCK // 2, "int8": BLOCK}
 """Bytes of the codes of a block."""
 
 _CHUNK = 1 << 15
-"""Blocks that are dequantised at a time: 2 million numbers."""
+"""Blocks that are dequantised at a time: 2 million numbers, a multiple of ``GROUP``."""
 
 
 def quantize(weight: Tensor, kind: Quantization) -> tuple[Tensor, Tensor]:
-    """Return codes [n, 32] (nf4) or [n, 64] (int8), and the bytes of the scales [n, 4]; both uint8."""
+    """Return codes [n, 32] (nf4) or [n, 64] (int8), and the bytes of scales, [n, 4] or [groups, 264]; all uint8."""
     flat = weight.detach().float().flatten()
     blocks = F.pad(flat, (0, -flat.numel() % BLOCK)).view(-1, BLOCK)
     scales = blocks.abs().amax(dim=1, keepdim=True)
@@ -47,18 +47,41 @@ def quantize(weight: Tensor, kind: Quantization) -> tuple[Tensor, Tensor]:
         levels = torch.tensor(NF4, device=weight.device)
         nearest = torch.bucketize(units, (levels[1:] + levels[:-1]) / 2).to(torch.uint8)
         codes = nearest[:, 0::2] * 16 + nearest[:, 1::2]
-    return codes, scales.view(torch.uint8)
+    return codes, _grouped_scales(scales) if kind == "nf4_double" else scales.view(torch.uint8)
+
+
+def _grouped_scales(scales_n1: Tensor) -> Tensor:
+    """Return scales in 8 bits, [groups, 264]: 256 codes, multiples of 1/127; mean and largest distance, float32.
+
+    The last scale fills its group.
+    """
+    values = F.pad(scales_n1.T, (0, -len(scales_n1) % GROUP), mode="replicate").view(-1, GROUP)
+    mean = values.mean(dim=1, keepdim=True)
+    most = (values - mean).abs().amax(dim=1, keepdim=True)
+    units = (values - mean) / most.clamp(min=torch.finfo(torch.float32).tiny)
+    codes = (units * 127).round().add_(127).to(torch.uint8)
+    return torch.cat([codes, torch.cat([mean, most], dim=1).view(torch.uint8)], dim=1)
+
+
+def _scales(stored: Tensor, start: int, stop: int) -> Tensor:
+    """Return the scales of the blocks from ``start``, a multiple of 256, to ``stop``: [stop - start, 1], float32."""
+    if stored.shape[1] == 4:
+        return stored[start:stop].contiguous().view(torch.float32)
+    groups = stored[start // GROUP : -(-stop // GROUP)]
+    mean, most = groups[:, GROUP:].contiguous().view(torch.float32).split(1, dim=1)
+    return ((groups[:, :GROUP].float() - 127) / 127 * most + mean).view(-1, 1)[: stop - start]
 
 
 def dequantize(codes: Tensor, scales: Tensor, shape: Sequence[int], kind: Quantization, dtype: torch.dtype) -> Tensor:
     """Return the weight of this shape; scaled in float32, then cast to ``dtype``. Codes and scales of any shape."""
-    codes, scales = codes.reshape(-1, _BYTES[kind]), scales.reshape(-1, 4)
+    codes = codes.reshape(-1, _BYTES[kind])
+    scales = scales if kind == "nf4_double" else scales.reshape(-1, 4)
     table = _table(kind, codes.device)
     out = torch.empty((len(codes), BLOCK), dtype=dtype, device=codes.device)
     for start in range(0, len(codes), _CHUNK):
-        part = slice(start, start + _CHUNK)
-        values = F.embedding(codes[part].int(), table).flatten(1)
-        out[part] = values.mul_(scales[part].contiguous().view(torch.float32))
+        stop = min(start + _CHUNK, len(codes))
+        values = F.embedding(codes[start:stop].int(), table).flatten(1)
+        out[start:stop] = values.mul_(_scales(scales, start, stop))
     return out.flatten()[: math.prod(shape)].view(tuple(shape))
 
 
@@ -98,44 +121,49 @@ class Dequantized(Mapping[str, Tensor]):
 
 
 class Store:
-    """Where a module keeps a quantised weight: the parameters ``<name>_codes`` and ``<name>_scales``."""
+    """Where a module keeps a quantised weight: the parameters ``<name>_codes`` and ``<name>_scales``, of nf4_double
+    ``<name>_grouped_scales``."""
 
     def __init__(self, module: nn.Module, name: str, kind: Quantization) -> None:
         """Replace the parameter ``name`` of ``module``, on the meta device, by those of its codes and scales."""
         weight = getattr(module, name)
-        self.name, self.kind, self.shape = name, kind, tuple(weight.shape)
+        self.kind, self.shape = kind, tuple(weight.shape)
         delattr(module, name)
-        for part, block_bytes in (("codes", _BYTES[kind]), ("scales", 4)):
-            empty = torch.empty(stored_shape(self.shape, block_bytes), dtype=torch.uint8, device=weight.device)
-            module.register_parameter(f"{name}_{part}", nn.Parameter(empty, requires_grad=False))
+        shapes = {"codes": stored_shape(self.shape, _BYTES[kind]), "scales": stored_shape(self.shape, 4)}
+        if kind == "nf4_double":
+            shapes["grouped_scales"] = (-(-math.prod(shapes.pop("scales")) // (4 * GROUP)), GROUP + 8)
+        self.parts = [f"{name}_{part}" for part in shapes]
+        for part, shape in zip(self.parts, shapes.values(), strict=True):
+            empty = torch.empty(shape, dtype=torch.uint8, device=weight.device)
+            module.register_parameter(part, nn.Parameter(empty, requires_grad=False))
 
     def tensors(self, part: Callable[[str], Tensor]) -> tuple[Tensor, Tensor]:
         """Return codes and scales; ``part`` returns a parameter of the module, or this rank's part of it."""
-        return part(f"{self.name}_codes"), part(f"{self.name}_scales")
+        return part(self.parts[0]), part(self.parts[1])
 
     def read(self, part: Callable[[str], Tensor], dtype: torch.dtype) -> Tensor:
         """Return the dequantised weight."""
         codes, scales = self.tensors(part)
-        return dequantize(codes, scales, self._shape_of(scales), self.kind, dtype)
+        return dequantize(codes, scales, self._shape_of(codes), self.kind, dtype)
 
     def linear(self, part: Callable[[str], Tensor], x_NI: Tensor) -> Tensor:
         """Return x W^T, [N, O], of a weight [O, I]."""
         codes, scales = self.tensors(part)
-        out_NO: Tensor = _Linear.apply(x_NI, codes, scales, self._shape_of(scales), self.kind)
+        out_NO: Tensor = _Linear.apply(x_NI, codes, scales, self._shape_of(codes), self.kind)
         return out_NO
 
     def grouped(self, part: Callable[[str], Tensor], x_SI: Tensor, end_E: Tensor, *, transposed: bool) -> Tensor:
         """Return the product of each expert's rows with its weight [E, O, I], or [E, I, O] if ``transposed``."""
         codes, scales = self.tensors(part)
-        shape = self._shape_of(scales)
+        shape = self._shape_of(codes)
         out_SO: Tensor = _GroupedProduct.apply(x_SI, codes, scales, end_E, shape, self.kind, transposed)
         return out_SO
 
-    def _shape_of(self, scales: Tensor) -> tuple[int, ...]:
-        """Return the shape of the weight, or of the part of it that these scales belong to."""
+    def _shape_of(self, codes: Tensor) -> tuple[int, ...]:
+        """Return the shape of the weight, or of the part of it that these codes belong to."""
         if self.shape[-1] % BLOCK:
             return self.shape
-        return *scales.shape[:-1], scales.shape[-1] // 4 * BLOCK
+        return *codes.shape[:-1], codes.shape[-1] // _BYTES[self.kind] * BLOCK
 
 
 class _Linear(torch.autograd.Function):

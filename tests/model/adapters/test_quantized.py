@@ -29,24 +29,34 @@ def test_levels_are_the_quantiles_of_the_paper() -> None:
 
 
 def by_hand(weight: Tensor, kind: Quantization) -> Tensor:
-    levels = torch.tensor(NF4) if kind == "nf4" else torch.arange(-127, 128) / 127
-    flat = weight.flatten().float()
+    steps = torch.arange(-127, 128) / 127
+    levels = steps if kind == "int8" else torch.tensor(NF4)
+    blocks = weight.flatten().float().split(64)
+    scales = [float(block.abs().max()) for block in blocks]
+    stored = [s for i in range(0, len(scales), 256) for s in rounded(scales[i : i + 256], steps)]
     out = []
-    for block in flat.split(64):
-        scale = block.abs().max()
+    for block, scale, again in zip(blocks, scales, stored if kind == "nf4_double" else scales, strict=True):
         nearest = ((block / scale)[:, None] - levels).abs().argmin(dim=1)
-        out.append(levels[nearest] * scale)
+        out.append(levels[nearest] * again)
     return torch.cat(out).view(weight.shape)
 
 
-@pytest.mark.parametrize("kind", ["nf4", "int8"])
-@pytest.mark.parametrize("shape", [(8, 24), (3, 20, 12), (2, 31)])
+def rounded(scales: list[float], steps: Tensor) -> list[float]:
+    """A group of scales as nf4_double stores them: the nearest of 255 equal steps about their mean."""
+    values = torch.tensor(scales + [scales[-1]] * (256 - len(scales)))
+    mean = values.mean()
+    most = (values - mean).abs().max()
+    return [float(mean + steps[((s - mean) / most - steps).abs().argmin()] * most) for s in scales]
+
+
+@pytest.mark.parametrize("kind", ["nf4", "nf4_double", "int8"])
+@pytest.mark.parametrize("shape", [(8, 24), (3, 20, 12), (2, 31), (70, 260)])
 def test_each_number_becomes_the_nearest_level_of_its_block(kind: Quantization, shape: tuple[int, ...]) -> None:
     weight = torch.randn(shape, generator=torch.Generator().manual_seed(0))
     codes, scales = quantize(weight, kind)
     blocks = -(-weight.numel() // 64)
-    assert codes.shape == (blocks, 32 if kind == "nf4" else 64)
-    assert scales.shape == (blocks, 4)
+    assert codes.shape == (blocks, 64 if kind == "int8" else 32)
+    assert scales.shape == ((-(-blocks // 256), 264) if kind == "nf4_double" else (blocks, 4))
     again = dequantize(codes, scales, shape, kind, torch.float32)
     torch.testing.assert_close(again, by_hand(weight, kind), rtol=1e-6, atol=1e-6)
     assert torch.equal(
@@ -71,7 +81,7 @@ def with_base(config: Any, adapter: AdapterConfig, weights: dict[str, Tensor]) -
 
 
 @pytest.mark.parametrize("moe", [None, MOE | {"kernel": "loop"}, MOE | {"kernel": "grouped"}])
-@pytest.mark.parametrize("kind", ["nf4", "int8"])
+@pytest.mark.parametrize("kind", ["nf4", "nf4_double", "int8"])
 def test_model_computes_with_the_dequantised_weights(kind: Quantization, moe: dict[str, Any] | None) -> None:
     """Logits and gradients are those of a model whose frozen weights are the dequantised ones."""
     config = model_config(moe=moe, hidden_size=32)
