@@ -64,7 +64,7 @@ def chat(
         return
     completion = _show(_stream(engine, _model_input(engine, form, [{"role": "user", "content": prompt}]), params))
     if save:
-        _save(f"{folder.run_folder}/samples.jsonl", prompt, completion, params)
+        _save(f"{folder.run_folder}/samples.jsonl", prompt, completion, params, is_chat=bool(form.source))
 
 
 @contextmanager
@@ -108,7 +108,7 @@ def _can_save(save: bool, run_folder: str | None, prompt: str | None) -> None:
         )
 
 
-def _save(path: str, prompt: str, completion: str, params: "SamplingParams") -> None:
+def _save(path: str, prompt: str, completion: str, params: "SamplingParams", *, is_chat: bool) -> None:
     from smalti.base.clock import utc_text
     from smalti.track.line_file import LineFile
 
@@ -120,6 +120,7 @@ def _save(path: str, prompt: str, completion: str, params: "SamplingParams") -> 
             "completion": completion,
             "temperature": params.temperature,
             "seed": params.seed,
+            "chat": is_chat,
         }
     )
     file.close()

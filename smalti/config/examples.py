@@ -1,8 +1,8 @@
 """The config of tuning: where the examples come from, and how they become tokens."""
 
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from smalti.config.schema import Config, NotAllowed, Real, Whole
 
@@ -49,7 +49,7 @@ class ExamplesConfig(Config):
     """Files of chats, instructions or preferences, and how they become tokens with a loss mask."""
 
     files: tuple[str, ...] = Field(min_length=1)
-    """JSONL (also .gz, .zst) and Parquet files, or folders of them."""
+    """JSONL (also .gz, .zst) and Parquet files, or folders of them; one path may be given without brackets."""
     format: Literal["auto"] | ExampleFormat = "auto"
     """What a row is. ``chat``: OpenAI's messages; ``sharegpt``: conversations of from and value; ``instruction``:
     instruction, input and output; ``prompt``: prompt and completion; ``preference``: prompt, chosen and rejected;
@@ -82,6 +82,11 @@ class ExamplesConfig(Config):
     decontaminate: tuple[str, ...] = ()
     """YAML files of evaluation tasks ('smalti eval run'): examples that hold one of their items are dropped, by the
     rules of 'smalti eval contamination'."""
+
+    @field_validator("files", mode="before")
+    @classmethod
+    def _one_file(cls, files: Any) -> Any:
+        return (files,) if isinstance(files, str) else files
 
     @model_validator(mode="after")
     def _options_have_an_effect(self) -> Self:

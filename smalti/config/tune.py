@@ -68,6 +68,13 @@ class TuneConfig(Config):
         return self
 
 
+class TuneSection(Config):
+    """The section alone, for errors with the whole name of a field."""
+
+    tune: TuneConfig
+    """The examples and the loss."""
+
+
 class TuneRecipe(Config):
     """A recipe of ``smalti tune``: a run whose model and data follow from ``init_from`` and the examples
     (``smalti.tune.prepare``). ``smalti tune sft RECIPE --print-config`` prints the whole config of the run."""

@@ -62,13 +62,13 @@ def _answers(examples: Indexed[Example], tokenizer: Tokenizer) -> Indexed[Exampl
                 f"example {example.id} has {', '.join(example.values)} beside its answer, which supervised tuning "
                 "does not read: wrong answers would be learned too",
                 allowed="rows of right answers",
-                hint="smalti tune preference with tune.preference.loss=kto, or leave out the wrong rows and the column",
+                hint="smalti tune preference kto, or leave out the wrong rows and the column",
             )
         if len(example.sequences) != 1:
             raise DataError(
                 f"example {example.id} is a pair of answers",
                 allowed="one answer in each row, for supervised tuning",
-                hint="smalti tune preference, or tune.examples.columns.completion=chosen",
+                hint="smalti tune preference dpo, or tune.examples.columns.completion=chosen",
             )
         return example
 

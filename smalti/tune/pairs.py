@@ -21,7 +21,7 @@ def _pair(example: Example) -> Example:
         raise DataError(
             f"example {example.id} has one answer",
             allowed="prompt, chosen and rejected",
-            hint="smalti tune sft for answers alone; tune.preference.loss=kto for answers with a label",
+            hint="smalti tune sft for answers alone; smalti tune preference kto for answers with a label",
         )
     return example
 
@@ -65,7 +65,7 @@ def _prompt_hash(example: Example) -> int:
         raise DataError(
             f"example {example.id} is not an answer with a label",
             allowed="prompt, completion and label (true or false)",
-            hint="tune.preference.loss=dpo for pairs",
+            hint="smalti tune preference dpo for pairs",
         )
     ids, mask = example.sequences[0]
     return hash(tuple(ids[: _answer_begin(mask)]))

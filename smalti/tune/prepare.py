@@ -20,8 +20,7 @@ from smalti.config.adapter import AdapterConfig, Quantization
 from smalti.config.families import FAMILIES
 from smalti.config.load import Additions, from_dict
 from smalti.config.train import PrecisionConfig
-from smalti.config.tune import UNKNOWN_STEPS, TuneConfig
-from smalti.data.documents.files import find_files
+from smalti.config.tune import UNKNOWN_STEPS, TuneConfig, TuneSection
 from smalti.data.documents.heldout import HELDOUT, TRAIN
 from smalti.data.documents.publish import only_writer
 from smalti.data.examples.folder import RECORD_NAME, ExamplesRecord, write_examples
@@ -33,6 +32,7 @@ from smalti.train.origin import model_of, run_of
 from smalti.tune import tokenizers
 from smalti.tune.chats import ChatTokenizer
 from smalti.tune.chats.examples import examples_of
+from smalti.tune.chats.files import files_of
 from smalti.tune.chats.report import ExamplesReport
 from smalti.tune.form import Form, form_of
 from smalti.tune.spool import Spool
@@ -57,7 +57,7 @@ def complete(values: Mapping[str, Any], *, tokenize: bool = True) -> Additions:
 
     Raises UserError for a recipe without ``init_from``, and DataError for bad examples.
     """
-    tune = from_dict(TuneConfig, values["tune"], "tune").config
+    tune = from_dict(TuneSection, {"tune": values["tune"]}, "recipe").config.tune
     origin = values.get("init_from")
     if not isinstance(origin, str):
         raise UserError("a recipe with 'tune:' has no init_from", hint="init_from=runs/NAME/export, the model to tune")
@@ -141,7 +141,7 @@ def prepared_folder(
 
     A rank never writes it: the ranks of a job would write it together.
     """
-    inputs = [path for name in tune.examples.files for path in _files_of(name)]
+    inputs = [file.path for name in tune.examples.files for file in files_of(name)]
     digests = [_digest_of_tokenizer(tokenizer), *map(sha256_file, inputs), _digest_of_template(tune)]
     of_tasks = [
         sha256_file(file) for path in tune.examples.decontaminate for file in (path, load_task(path).config.file)
@@ -158,17 +158,6 @@ def prepared_folder(
         )
     _write(folder, tune, tokenizer, form)
     return folder
-
-
-def _files_of(name: str) -> list[str]:
-    if not store.is_local(name):
-        raise UserError(f"tune.examples.files has {name}", allowed="local files and folders", hint="copy it to a disk")
-    if not Path(name).exists():
-        raise DataError(
-            f"tune.examples.files has {name}, which does not exist",
-            hint="'tune.examples.files=[FILE.jsonl]' names yours",
-        )
-    return [file.path for file in find_files(name).files]
 
 
 def _digest_of_tokenizer(folder: str) -> str:

@@ -170,3 +170,15 @@ def test_what_is_no_file_of_rows(tmp_path: Path) -> None:
         list(read_chats(ExamplesConfig(files=(str(tmp_path),))))
     with pytest.raises(UserError, match="no effect with format: text"):
         from_dict(ExamplesConfig, {"files": ["x"], "format": "text", "turns": "last"}, "test")
+
+
+@pytest.mark.parametrize(("name", "text", "words"), [
+    ("a.csv", "prompt,completion\n", r"a.csv holds no rows of tuning data(.|\n)*read_csv\(\".*a.csv\"\)"),
+    ("a.json", "[]", r"holds no rows of tuning data(.|\n)*jq -c '\.\[\]' .*a.json > .*a.jsonl"),
+    ("a.jsonl", "[\n{}\n]", r"a.jsonl:1: this line is not valid JSON(.|\n)*each line is one JSON object"),
+    ("b.jsonl", '{"messages": [{"role": "human", "content": "x"}]}', r"the role 'human'(.|\n)*the role is 'user'"),
+])  # fmt: skip
+def test_files_of_other_forms_have_a_hint(name: str, text: str, words: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_text(text)
+    with pytest.raises(UserError, match=words):
+        list(read_chats(from_dict(ExamplesConfig, {"files": str(tmp_path / name)}).config))

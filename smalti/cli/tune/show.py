@@ -53,7 +53,8 @@ def show(
     if not tokenizer:
         raise UserError("no tokenizer is named", hint=f"smalti tune show {file} --tokenizer MODEL_FOLDER")
     values = {"files": [file], "template": template}
-    config = from_dict(ExamplesConfig, values, "smalti tune show", overrides or []).config
+    changes = [override.removeprefix("tune.examples.") for override in overrides or []]  # as recipes have them
+    config = from_dict(ExamplesConfig, values, "smalti tune show", changes).config
     report = ExamplesReport()
     encoder = load_tokenizer(tokenizer)
     with_color = sys.stdout.isatty() and not plain_output() if color == "auto" else color == "always"

@@ -155,7 +155,7 @@ def _samples(run: RunRecord) -> str:
 
 
 def _sample(label: str, sample: Mapping[str, Any]) -> str:
-    prompt = str(sample.get("prompt", ""))
+    prompt = str(sample.get("prompt", "")) + ("\n" if sample.get("chat") else "")
     verdict = ""
     candidates = sample.get("choices", sample.get("candidates"))  # results of earlier versions have candidates
     if isinstance(candidates, list):

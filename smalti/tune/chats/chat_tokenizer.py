@@ -126,7 +126,7 @@ class ChatTokenizer:
                 raise UserError(
                     f"{folder} has no chat template",
                     allowed=f"{TEMPLATE_FILE}, or chat_template in {CONFIG_FILE}",
-                    hint="template=chatml, for a base model",
+                    hint="tune.examples.template=chatml, for a base model",
                 )
             return chat
         if template in _BUILT_IN:

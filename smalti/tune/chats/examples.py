@@ -91,6 +91,8 @@ def examples_of(
             report.splits.setdefault(split, SplitCounts()).add(example)
             yield split, example
         progress("tokenizing examples", report.rows, report.rows, "row")
+    if not report.rows:
+        raise DataError(f"{', '.join(config.files)} holds no rows", allowed="one row or more")
     if "train" not in report.splits:
         raise DataError(
             f"no training example is left of the {report.rows:,} rows of {', '.join(config.files)}"
@@ -204,7 +206,7 @@ class _Builder:
             raise DataError(
                 f"{draft.where}: the example has {_n_targets(tokens):,} tokens after the first",
                 allowed=f"up to {self._limit_tokens:,}",
-                hint="too_long=truncate or too_long=drop, or raise max_tokens",
+                hint="tune.examples.too_long=truncate or too_long=drop, or raise max_tokens",
             )
         if self._config.too_long == "drop":
             return None

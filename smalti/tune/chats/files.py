@@ -1,8 +1,11 @@
 """Reads the rows of the files of tuning data as chats, each with its place, or with what is wrong with it."""
 
 from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
 from typing import Any, NamedTuple
 
+from smalti.base import store
 from smalti.base.errors import DataError, UserError
 from smalti.config.examples import ExampleFormat, ExamplesConfig
 from smalti.data.documents.files import Kind, SourceFile, find_files
@@ -10,6 +13,15 @@ from smalti.data.documents.rows import Row, jsonl_rows, parquet_rows
 from smalti.tune.chats.formats import Chat, detect, read_chat
 
 _READERS: dict[Kind, Callable[[SourceFile], Iterator[Row]]] = {"jsonl": jsonl_rows, "parquet": parquet_rows}
+
+
+_ONE_LINE = "each line is one JSON object; those of a list: jq -c '.[]' LIST.json > ROWS.jsonl"
+_CONVERSIONS = {
+    ".json": "jq -c '.[]' FILE.json > FILE.jsonl, for a list of objects",
+    ".csv": "python -c 'import pyarrow.csv as c, pyarrow.parquet as p; "
+    'p.write_table(c.read_csv("FILE.csv"), "FILE.parquet")\'',
+}
+"""Suffix of other files -> the command that converts one."""
 
 
 class ChatRow(NamedTuple):
@@ -38,7 +50,7 @@ def read_chats(config: ExamplesConfig) -> Iterator[ChatRow]:
             value = _without_none(row.value) if file.kind == "parquet" else row.value
             try:
                 if row.problem is not None:
-                    raise DataError(row.problem)
+                    raise DataError(row.problem, hint=_ONE_LINE if row.number == 1 and file.kind == "jsonl" else None)
                 form = form or detect(value, config.columns)
                 chat = read_chat(value, form, config.columns)
                 row_id = _id(value, config.columns.id, row_id)
@@ -59,18 +71,33 @@ def read_chats(config: ExamplesConfig) -> Iterator[ChatRow]:
 
 
 def _files(config: ExamplesConfig) -> list[SourceFile]:
-    files = []
-    for path in config.files:
-        known = [file for file in find_files(path).files if file.kind in _READERS]
-        if not known:
-            raise UserError(f"{path} holds no rows", allowed=".jsonl (also .jsonl.gz, .jsonl.zst) and .parquet files")
-        files += known
+    return [file for path in config.files for file in files_of(path)]
+
+
+def files_of(path: str) -> list[SourceFile]:
+    """Return the files of rows that ``path`` is, or that are under it. Raises UserError for none."""
+    if not store.is_local(path):
+        raise UserError(f"tune.examples.files has {path}", allowed="local files and folders", hint="copy it to a disk")
+    if not Path(path).exists():
+        raise DataError(
+            f"tune.examples.files has {path}, which does not exist",
+            hint="'tune.examples.files=[FILE.jsonl]' names yours",
+        )
+    files: list[SourceFile] = []
+    with suppress(UserError):  # its messages are about documents
+        files = [file for file in find_files(path).files if file.kind in _READERS]
+    if not files:
+        raise UserError(
+            f"{path} holds no rows of tuning data",
+            allowed=".jsonl (also .jsonl.gz, .jsonl.zst) and .parquet files, and folders of them",
+            hint=_CONVERSIONS.get(Path(path).suffix, "").replace("FILE", str(Path(path).with_suffix(""))) or None,
+        )
     return files
 
 
 def at_row(where: str, error: UserError) -> DataError:
     """Return the error of a row with its place."""
-    hint = error.hint or "fix the row, or set unreadable=drop to drop and count such rows"
+    hint = error.hint or "fix the row, or drop and count such rows: tune.examples.unreadable=drop"
     return DataError(f"{where}: {error.message}", allowed=error.allowed, hint=hint)
 
 

@@ -101,7 +101,7 @@ def detect(value: Mapping[str, Any], columns: ExampleColumns) -> ExampleFormat:
         f"the columns {', '.join(map(str, value)) or '(none)'} are of no known format",
         allowed="messages; conversations; instruction and output; prompt and completion (or response); prompt, "
         "chosen and rejected; prompt, completion and label; text",
-        hint="name the columns, as in columns.prompt=question columns.completion=answer",
+        hint="name the columns: tune.examples.columns.prompt=question tune.examples.columns.completion=answer",
     )
 
 
@@ -173,7 +173,7 @@ def _preference(row: _Row) -> Chat:
             raise DataError(
                 f"chosen and rejected differ first in message {first + 1}, which is not an answer in both",
                 allowed="the same messages, and then answers of the assistant that differ",
-                hint=None if prompt else "name the column of the prompt: columns.prompt=NAME",
+                hint=None if prompt else "name the column of the prompt: tune.examples.columns.prompt=NAME",
             )
     values = {}
     if row.has("margin"):

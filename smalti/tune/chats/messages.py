@@ -66,6 +66,15 @@ _FOLLOWERS = {
 }
 
 
+_OTHER_NAMES = {
+    **dict.fromkeys(
+        ("human", "Human", "User"), "the role is 'user'; ShareGPT's 'from: human' is read too, in 'conversations'"
+    ),
+    **dict.fromkeys(("gpt", "bot", "ai", "model", "Assistant"), "the role is 'assistant'"),
+}
+"""Usual names that are no roles -> a hint."""
+
+
 def read_tools(value: Any) -> list[dict[str, Any]] | None:
     """Return the list of tools (JSON schemas of functions), which may be given as JSON text; None if there are none."""
     if isinstance(value, str) and value.strip():
@@ -103,7 +112,8 @@ def _message(value: Any, name: str, roles: Mapping[str, str] | None) -> dict[str
     name_of_role = message.get("role")
     role = roles.get(str(name_of_role), "") if roles else name_of_role
     if not isinstance(role, str) or role not in ROLES:
-        raise DataError(f"{name} has the role {name_of_role!r}", allowed=", ".join(roles or ROLES))
+        hint = None if roles else _OTHER_NAMES.get(str(name_of_role))
+        raise DataError(f"{name} has the role {name_of_role!r}", allowed=", ".join(roles or ROLES), hint=hint)
     message["role"] = role
     if message.get("tool_calls"):
         if role != ASSISTANT:

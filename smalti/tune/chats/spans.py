@@ -80,13 +80,15 @@ def end_of_turn(texts: Sequence[str], controls: ControlTokens) -> EndOfTurn:
     following, answered, prompt, asked = texts
     begin = answered.find(_PROBES[1])
     if begin < 0:
-        raise DataError("the chat template does not write the answers of the assistant", hint="use template=chatml")
+        raise DataError(
+            "the chat template does not write the answers of the assistant", hint="use tune.examples.template=chatml"
+        )
     before = answered[len(prompt) : begin]
     if prompt == asked and before.strip():
         raise DataError(
             f"the chat template has no generation prompt, but writes {_shown(before)} before an answer",
             allowed="a template that ends with it where add_generation_prompt is set",
-            hint="add to its end: {% if add_generation_prompt %}...{% endif %}, or use template=chatml",
+            hint="add to its end: {% if add_generation_prompt %}...{% endif %}, or use tune.examples.template=chatml",
         )
     tails = [text[text.find(_PROBES[1]) + len(_PROBES[1]) :] for text in (answered, following)]
     # The end of the last answer may have more, such as an eos token.
@@ -98,7 +100,7 @@ def end_of_turn(texts: Sequence[str], controls: ControlTokens) -> EndOfTurn:
         raise DataError(
             "the chat template writes no token at the end of an answer, so a model would not learn to stop",
             allowed="a template with an end token after each answer, or one at the beginning of the next message",
-            hint="write {{ eos_token }} after the answer in the template, or use template=chatml",
+            hint="write {{ eos_token }} after the answer in the template, or use tune.examples.template=chatml",
         )
     return EndOfTurn(before_next.strip(), before_next)
 
@@ -111,7 +113,7 @@ def check_continues(prompt: str, answered: str) -> None:
             f"the chat template ends the prompt for an answer with {_shown(prompt[same:])}, and writes "
             f"{_shown(answered[same:])} there once the answer is known",
             allowed="answers that continue their prompt: a model is trained on what it will be asked to continue",
-            hint="change the template, or use template=chatml",
+            hint="change the template, or use tune.examples.template=chatml",
         )
 
 
@@ -161,7 +163,7 @@ class Renderings:
                     f"the chat template writes {_shown(answered[same:stop])} in message {number + 1}, and "
                     f"{_shown(whole[same:])} there once other messages follow",
                     allowed="templates that leave earlier turns as they were, or only the last turn in the loss",
-                    hint="turns=each makes an example of each turn; turns=last trains on the last one",
+                    hint="tune.examples.turns=each makes an example of each turn; turns=last trains on the last one",
                 )
             _check_names(self._messages[number].get("tool_calls", ()), answered[len(prompt) : stop], "tool calls")
             spans.append(Span(len(prompt), stop))

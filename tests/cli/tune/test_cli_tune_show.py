@@ -16,7 +16,7 @@ def test_tokens_in_the_loss_are_marked(tmp_path: Path, capsys: pytest.CaptureFix
     path = tmp_path / "chats.jsonl"
     rows = [{**CHAT, "name": "a\x1b[2J"}, {"messages": CHAT["messages"][1:], "name": "b"}]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    overrides = ["unreadable=drop", "heldout_frac=0", "columns.id=name"]
+    overrides = ["tune.examples.unreadable=drop", "heldout_frac=0", "columns.id=name"]
     arguments = ["tune", "show", str(path), *overrides, "--tokenizer", str(folder)]
     assert run(arguments) == 0
     shown = capsys.readouterr().out
