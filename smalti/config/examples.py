@@ -77,8 +77,10 @@ class ExamplesConfig(Config):
     it are on one side."""
     seed: Whole = 17
     """Seed of the choice of held-out prompts."""
-    dedup: bool = True
-    """Drop examples with exactly the tokens, mask and values of an earlier one."""
+    dedup: Literal["near"] | bool = True
+    """Drop examples with exactly the tokens, mask and values of an earlier one. ``near``: also training rows whose
+    words are nearly those of a held-out or an earlier row (Jaccard similarity of runs of three words 0.65 or more, as
+    'smalti data dedup')."""
     decontaminate: tuple[str, ...] = ()
     """YAML files of evaluation tasks ('smalti eval run'): examples that hold one of their items are dropped, by the
     rules of 'smalti eval contamination'."""

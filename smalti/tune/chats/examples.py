@@ -108,12 +108,19 @@ def _drafts(config: ExamplesConfig, report: ExamplesReport) -> Iterator[_Draft]:
         from smalti.tune.chats.contaminated import contaminated_rows  # its engine takes a second to import
 
         dirty = contaminated_rows(config)
+    near: set[int] = set()
+    if config.dedup == "near":
+        from smalti.tune.chats.near import near_duplicates  # as above
+
+        near = near_duplicates(config)
     for number, row in enumerate(read_chats(config)):
         report.rows += 1
         if row.chat is None:
             report.unreadable.add(f"{row.where}: {row.problem}")
         elif number in dirty:
             report.contaminated.add(row.where)
+        elif number in near:
+            report.near_duplicates.add(row.where)
         else:
             report.template = report.template if row.chat.is_text else config.template
             try:

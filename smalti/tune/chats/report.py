@@ -46,6 +46,8 @@ class ExamplesReport:
     """Rows that are wrong, or that the template rejects."""
     contaminated: Dropped = field(default_factory=Dropped)
     """Rows that hold an item of an evaluation."""
+    near_duplicates: Dropped = field(default_factory=Dropped)
+    """Training rows that are near a held-out or an earlier row."""
     truncated: Dropped = field(default_factory=Dropped)
     too_long: Dropped = field(default_factory=Dropped)
     duplicates: Dropped = field(default_factory=Dropped)
@@ -60,7 +62,7 @@ class ExamplesReport:
     def rows_of_table(self) -> list[tuple[str, str]]:
         """Return (name, count) lines."""
         lines = [("rows", f"{self.rows:,}"), *([("template", self.template)] if self.template else [])]
-        for name in ("unreadable", "contaminated", "truncated", "too_long", "duplicates"):
+        for name in ("unreadable", "contaminated", "near_duplicates", "truncated", "too_long", "duplicates"):
             dropped: Dropped = getattr(self, name)
             if dropped.n:
                 lines.append((name.replace("_", " "), f"{dropped.n:,}: {', '.join(dropped.first[:3])}"))
