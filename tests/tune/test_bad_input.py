@@ -68,11 +68,11 @@ def _config(root: Path, kind: str, file: str | None = None, **changes: str) -> A
 
 FORMS = [
     ("sft", "pairs", "is a pair of answers", "smalti tune preference"),
-    ("sft", "labels", "has label beside its answer", "tune.preference.loss=kto"),
+    ("sft", "labels", "has label beside its answer", "smalti tune preference kto"),
     ("dpo", "answers", "has one answer", "smalti tune sft"),
     ("dpo", "equal pairs", "chosen and rejected are equal", "fix the row"),
-    ("kto", "answers", "is not an answer with a label", "tune.preference.loss=dpo for pairs"),
-    ("kto", "pairs", "is not an answer with a label", "tune.preference.loss=dpo for pairs"),
+    ("kto", "answers", "is not an answer with a label", "smalti tune preference dpo for pairs"),
+    ("kto", "pairs", "is not an answer with a label", "smalti tune preference dpo for pairs"),
     ("reward", "answers", "has one answer", "smalti tune sft"),
     *(
         (kind, f"{KINDS[kind][1]} with a role", "has the role 'boss'", "fix the row")
