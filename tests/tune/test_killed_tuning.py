@@ -124,11 +124,15 @@ def _results(run: Path, examples: Path) -> dict[str, Any]:
     }
 
 
-@pytest.mark.exhaustive  # three processes each
 @pytest.mark.sample(1)
+@pytest.mark.slow  # processes
 @pytest.mark.parametrize(
     ("recipe", "file", "changes", "killed"),
     [
+        pytest.param(
+            "dpo", "pairs", {"tune.preference.reference": "live", "adapter.quantize": "nf4"}, ("step", 5),
+            id="dpo, qlora, nf4",
+        ),
         pytest.param("dpo", "pairs", {"tune.preference.reference": "live"}, ("step", 5), id="dpo, live reference"),
         pytest.param("dpo", "pairs", {}, ("checkpoint", 4), id="dpo, cached reference"),
         pytest.param("dpo", "labels", {"tune.preference.loss": "kto"}, ("step", 5), id="kto"),
@@ -138,10 +142,6 @@ def _results(run: Path, examples: Path) -> dict[str, Any]:
             "instruct", "answers", {"tune.distill.teacher": "{root}/runs/tiny"}, ("step", 3), id="distillation"
         ),
         pytest.param("lora", "answers", {}, ("checkpoint", 6), id="lora"),
-        pytest.param(
-            "dpo", "pairs", {"tune.preference.reference": "live", "adapter.quantize": "nf4"}, ("step", 5),
-            id="dpo, qlora, nf4",
-        ),
         pytest.param("qlora", "answers", {"adapter.quantize": "int8"}, ("step", 1), id="qlora, int8"),
         pytest.param(
             "instruct", "answers", {"data.tokenizer": "{root}/more", "model.vocab_size": 340}, ("step", 5),
