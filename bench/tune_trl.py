@@ -1,6 +1,6 @@
 """Supervised tuning on the CPU: packed tuning and LoRA by Smalti beside TRL and peft, on the same chats.
 
-    make bench NAME=tune_trl ARGS='--record'       # about 25 minutes; the peers are installed on first use
+    make bench NAME=tune_trl ARGS='--record'       # about 30 minutes; the peers are installed on first use
 
 The chats ask for functions of the installed Python's library; the answers are in the loss. Both sides start from the
 same weights (a random Llama; for LoRA also the same adapter of rank 16 on all matrices) and use the same template,
