@@ -5,6 +5,7 @@ test left in this process would not survive a fork, and its first parallel regio
 a file, so no port can clash. Functions and their arguments are pickled: functions of modules only.
 """
 
+import gc
 import os
 import pickle
 import tempfile
@@ -23,10 +24,16 @@ _IMPORTED_ONCE = ["torch.distributed", "smalti.train.job", "smalti.tune.run", "p
 """By the server: what a module of tests imports beside, each of its ranks imports again."""
 
 
-def run_ranks(world_size: int, function: Callable[..., Any], *args: Any, timeout_s: float = 120) -> list[Any]:
-    """``[function(rank, *args) for each rank]``, each in a process of its own inside one gloo group."""
+def server() -> Any:
+    """The context of multiprocessing whose processes are forked by the server."""
     context = mp.get_context("forkserver")
     context.set_forkserver_preload(_IMPORTED_ONCE)
+    return context
+
+
+def run_ranks(world_size: int, function: Callable[..., Any], *args: Any, timeout_s: float = 120) -> list[Any]:
+    """``[function(rank, *args) for each rank]``, each in a process of its own inside one gloo group."""
+    context = server()
     with tempfile.TemporaryDirectory() as folder:
         ranks = [
             context.Process(target=_rank, args=(rank, world_size, folder, function, args)) for rank in range(world_size)
@@ -50,9 +57,7 @@ def run_ranks(world_size: int, function: Callable[..., Any], *args: Any, timeout
 
 def exit_code(function: Callable[..., Any], *args: Any, timeout_s: float = 120) -> int:
     """Run ``function(*args)`` in a process of its own, a world of one; returns its exit code, -9 if it was killed."""
-    context = mp.get_context("forkserver")
-    context.set_forkserver_preload(_IMPORTED_ONCE)
-    process = context.Process(target=_alone, args=(function, args))
+    process = server().Process(target=_alone, args=(function, args))
     process.start()
     process.join(timeout_s)
     if process.is_alive():
@@ -63,19 +68,21 @@ def exit_code(function: Callable[..., Any], *args: Any, timeout_s: float = 120) 
 
 
 def _alone(function: Callable[..., Any], args: tuple[Any, ...]) -> None:
-    _set_up()
+    set_up()
     function(*args)
     os._exit(0)
 
 
-def _set_up() -> None:
+def set_up() -> None:
+    """Prepare a process that the server has forked."""
+    gc.freeze()  # a collection of what the server imported would copy its pages
     torch.set_num_threads(1)
     # How fast this CPU multiplies would take each rank a second and more, and is of no matter for tests.
     rank_setup.matmul_rate = lambda device, precision: (1e11, 1024)  # type: ignore[attr-defined]
 
 
 def _rank(rank: int, world_size: int, folder: str, function: Callable[..., Any], args: tuple[Any, ...]) -> None:
-    _set_up()
+    set_up()
     number, size = str(rank), str(world_size)
     os.environ.update(RANK=number, LOCAL_RANK=number, WORLD_SIZE=size, LOCAL_WORLD_SIZE=size)
     try:

@@ -2,10 +2,20 @@
 
 import gc
 import weakref
+from collections.abc import Iterator
 
 import pytest
 
+from smalti.train import garbage_collection
 from smalti.train.garbage_collection import EVERY_STEPS, GarbageCollection
+
+
+@pytest.fixture(autouse=True)
+def _freezes(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Undo what conftest.py does for other tests."""
+    monkeypatch.setattr(garbage_collection, "gc", gc)
+    yield
+    gc.freeze()
 
 
 class _Loop:

@@ -1,59 +1,60 @@
 """Real processes: one of two ranks runs out of memory, and the run continues with half the microbatch."""
 
 import json
-import subprocess
-import sys
-import textwrap
-import time
+import os
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import toy_run
 from conftest import PROVE
+from forked_command import run
 
 from smalti.config.load import dump, load
 from smalti.config.run import RunConfig
 from smalti.track.run import RunFolder
-from smalti.train import build, fit
+from smalti.train import build, fit, loop
 
 pytestmark = pytest.mark.slow
 
-INJECTED = """
-import os
 
-if os.environ.get("RANK") == "1" and os.environ.get("SMALTI_ATTEMPT", "0") in {attempts!r}:
-    import torch
-    from smalti.train import loop, step
+def _no_memory(phase: str, attempts: str) -> None:
+    """In some attempts, before its ninth step, rank 1 requests more memory than there is."""
+    if os.environ["RANK"] != "1" or os.environ["SMALTI_ATTEMPT"] not in attempts:
+        return
+    original = loop.train_step
 
-    asked = step.train_step
-
-    class Falls(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx, x):
-            return x.clone()
-
-        @staticmethod
-        def backward(ctx, grad):
-            torch.empty(1 << 61, dtype=torch.uint8)
-
-    def train_step(state, microbatches, loss):
+    def train_step(state: Any, microbatches: Any, loss: Any) -> Any:
         if state.step != 8:
-            return asked(state, microbatches, loss)
+            return original(state, microbatches, loss)
 
-        def short(model, microbatch):
-            if {phase!r} == "forward":
-                torch.empty(1 << 61, dtype=torch.uint8)
+        def short(model: Any, microbatch: Any) -> Any:
+            if phase == "forward":
+                _allocate()
             total, weight, sums = loss(model, microbatch)
-            return (Falls.apply(total) if {phase!r} == "backward" else total), weight, sums
+            return (_Falls.apply(total) if phase == "backward" else total), weight, sums
 
-        if {phase!r} == "optimizer":
-            state.optimizer.step = lambda: torch.empty(1 << 61, dtype=torch.uint8)
-        return asked(state, microbatches, short)
+        if phase == "optimizer":
+            state.optimizer.step = _allocate
+        return original(state, microbatches, short)
 
     loop.train_step = train_step
-"""
-"""``sitecustomize.py`` of the ranks: before the ninth step of some attempts rank 1 asks for more than there is."""
+
+
+def _allocate() -> None:
+    torch.empty(1 << 61, dtype=torch.uint8)
+
+
+class _Falls(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> None:
+        _allocate()
 
 
 def _recipe(root: Path, *, axes: dict[str, int] | None = None, **train: Any) -> tuple[Path, Path]:
@@ -64,17 +65,9 @@ def _recipe(root: Path, *, axes: dict[str, int] | None = None, **train: Any) -> 
     return path, Path(config.run_folder)
 
 
-def _train(recipe: Path, *overrides: str, phase: str = "", attempts: str = "0") -> tuple[int, str, float]:
-    """(code, output, seconds); with a ``phase``, rank 1 runs out of memory in it, in ``attempts``."""
-    site = recipe.parent / "site"
-    site.mkdir(exist_ok=True)
-    (site / "sitecustomize.py").write_text(
-        textwrap.dedent(INJECTED.format(phase=phase, attempts=list(attempts))) if phase else ""
-    )
-    command = ["env", f"PYTHONPATH={site}", sys.executable, "-m", "smalti", "train", str(recipe), *overrides]
-    started_s = time.monotonic()
-    done = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
-    return done.returncode, done.stdout + done.stderr, time.monotonic() - started_s
+def _train(recipe: Path, *, phase: str = "", attempts: str = "0") -> tuple[int, str]:
+    """(code, output); with a ``phase``, rank 1 runs out of memory in it, in ``attempts``."""
+    return run("train", str(recipe), in_rank=partial(_no_memory, phase, attempts) if phase else None)
 
 
 def _losses(folder: Path) -> dict[int, float]:
@@ -94,7 +87,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[int, float]:
 @pytest.mark.parametrize("phase", ["forward", "backward", "optimizer"] if PROVE else ["backward"])
 def test_the_run_continues_with_half_the_microbatch(phase: str, tmp_path: Path, undisturbed: dict[int, float]) -> None:
     recipe, folder = _recipe(tmp_path)
-    code, output, _ = _train(recipe, phase=phase)
+    code, output = _train(recipe, phase=phase)
     assert code == 0, output
     events = RunFolder.read(folder).events()
     short = next(event for event in events if event["event"] == "oom")
@@ -115,7 +108,7 @@ def test_the_run_continues_with_half_the_microbatch(phase: str, tmp_path: Path, 
 def test_a_pipeline_continues_with_half_the_microbatch(tmp_path: Path, undisturbed: dict[int, float]) -> None:
     """12 rows are two microbatches of 6, then four of 3; the last pipeline stage is the one that runs out."""
     recipe, folder = _recipe(tmp_path, axes={"pipeline": 2})
-    code, output, _ = _train(recipe, phase="backward")
+    code, output = _train(recipe, phase="backward")
     assert code == 0, output
     events = RunFolder.read(folder).events()
     short = next(event for event in events if event["event"] == "oom")
@@ -134,13 +127,13 @@ def test_a_pipeline_continues_with_half_the_microbatch(tmp_path: Path, undisturb
 def test_one_row_ends_with_what_would_help(tmp_path: Path) -> None:
     """64 tokens are two rows: one half is left, and then nothing."""
     recipe, folder = _recipe(tmp_path, microbatch_tokens=64)
-    code, output, _ = _train(recipe, phase="forward", attempts="012")
+    code, output = _train(recipe, phase="forward", attempts="012")
     assert code == 2, output
     assert "one row does not fit" in output
     assert "activation_checkpointing=full" in output
     events = RunFolder.read(folder).events()
     assert [e["next_microbatch_tokens"] for e in events if e["event"] == "oom"] == [32, None]
     # the same command tries one row again, and continues if it fits now
-    code, output, _ = _train(recipe)
+    code, output = _train(recipe)
     assert code == 0, output
     assert [e["microbatch_tokens"] for e in RunFolder.read(folder).events() if e["event"] == "auto_resolved"][-1] == 32

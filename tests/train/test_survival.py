@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import toy_run
+from forked_command import ForkedCommand, start
 
 from smalti.base.env import child_environment
 from smalti.config.load import dump
@@ -23,18 +24,12 @@ from smalti.fleet.launch.local import free_port
 pytestmark = pytest.mark.slow
 
 
-def _start(recipe: Path, *overrides: str) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "smalti", "train", str(recipe), *overrides]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-
-
-def _finish(process: subprocess.Popen[str], timeout_s: float = 90) -> tuple[int, str]:
-    out, err = process.communicate(timeout=timeout_s)
-    return process.returncode, out + err
+def _start(recipe: Path, *overrides: str) -> ForkedCommand:
+    return start("train", str(recipe), *overrides)
 
 
 def _run(recipe: Path, *overrides: str) -> tuple[int, str]:
-    return _finish(_start(recipe, *overrides))
+    return _start(recipe, *overrides).finish()
 
 
 def _recipe(root: Path, kind: str = "moe", **train: Any) -> tuple[Path, Path]:
@@ -70,23 +65,6 @@ def _step_reached(folder: Path, step: int) -> Callable[[], bool]:
     return reached
 
 
-def _ranks_of(agent: int) -> list[int]:
-    """Process ids of the agent's ranks, rank 0 first."""
-    result = []
-    for entry in Path("/proc").iterdir():
-        if not entry.name.isdigit():
-            continue
-        try:
-            parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
-            environ = (entry / "environ").read_bytes().split(b"\0")
-        except (OSError, IndexError):
-            continue
-        rank = [item for item in environ if item.startswith(b"RANK=")]
-        if parent == agent and rank:
-            result.append((int(rank[0][5:]), int(entry.name)))
-    return [process for _, process in sorted(result)]
-
-
 @pytest.fixture(scope="module")
 def unhurt(tmp_path_factory: pytest.TempPathFactory) -> dict[int, float]:
     """Losses of an undisturbed run."""
@@ -106,10 +84,10 @@ def test_killed_rank_ends_the_attempt_and_the_next_equals_to_the_bit(
     recipe, folder = _recipe(tmp_path, duration="40step")
     agent = _start(recipe)
     _wait(_step_reached(folder, random.Random(victim).randint(6, 30)))
-    process = _ranks_of(agent.pid)[victim]
+    process = agent.ranks()[victim]
     os.kill(process, signal.SIGKILL)
     killed_s = time.monotonic()
-    code, output = _finish(agent)
+    code, output = agent.finish()
     assert time.monotonic() - killed_s < 10
     assert code == 75, output
     assert f"rank {victim} " in output
@@ -134,11 +112,11 @@ def test_the_rank_that_is_stopped_is_named_and_not_those_that_wait_for_it(
     recipe, folder = _recipe(tmp_path, "dense", duration="2000step")
     agent = _start(recipe, f"train.parallel.ranks={ranks}", "train.parallel.timeout=10s")
     _wait(_step_reached(folder, 3))
-    pids = _ranks_of(agent.pid)
+    pids = agent.ranks()
     os.kill(pids[stopped], signal.SIGSTOP)
     if killed is not None:
         os.kill(pids[killed], signal.SIGKILL)
-    code, output = _finish(agent)
+    code, output = agent.finish()
     assert code == 75, output
     who = f"rank {stopped} (pid {pids[stopped]}), which was stopped (SIGSTOP or a debugger), did not answer"
     assert who in output
@@ -162,7 +140,7 @@ def test_a_stop_saves_and_the_resumed_run_is_equal_to_the_bit(
     agent = _start(recipe)
     _wait(_step_reached(folder, 7))
     agent.send_signal(number)
-    code, output = _finish(agent)
+    code, output = agent.finish()
     assert code == want, output
     stopped = next(event for event in _events(folder) if event["event"] == "stopped")["step"]
     assert (folder / "checkpoints" / f"step-{stopped:08d}" / "COMPLETE").exists()
@@ -187,11 +165,11 @@ def test_a_rank_of_another_launcher_that_waits_in_vain_ends_with_75(tmp_path: Pa
     try:
         _wait(_step_reached(folder, 3))
         ranks[1].send_signal(signal.SIGSTOP)
-        code, output = _finish(ranks[0])
+        out, err = ranks[0].communicate(timeout=90)
     finally:
         ranks[1].kill()
         ranks[1].communicate()
-    assert code == 75, output
+    assert ranks[0].returncode == 75, out + err
     status = json.loads((folder / "status.json").read_text())
     assert status["reason"].startswith("rank 0 lost rank 1 (")
     assert "which does not answer" in status["reason"]
@@ -214,13 +192,13 @@ def test_second_interrupt_stops_at_once(tmp_path: Path) -> None:
     recipe, folder = _recipe(tmp_path, duration="2000step")
     agent = _start(recipe)
     _wait(_step_reached(folder, 3))
-    ranks = _ranks_of(agent.pid)
+    ranks = agent.ranks()
     for process in ranks:
         os.kill(process, signal.SIGSTOP)  # they cannot save: only the second Ctrl-C can end them
     agent.send_signal(signal.SIGINT)
     time.sleep(0.3)
     agent.send_signal(signal.SIGINT)
-    code, output = _finish(agent, 10)
+    code, output = agent.finish(10)
     assert code == 130, output
     _wait(lambda: not any(Path(f"/proc/{process}").exists() for process in ranks), 5)
 
@@ -231,7 +209,7 @@ def test_a_truncated_checkpoint_is_skipped_with_a_warning(tmp_path: Path, unhurt
     agent = _start(recipe)
     _wait(_step_reached(folder, 12))
     agent.send_signal(signal.SIGTERM)
-    assert _finish(agent)[0] == 75
+    assert agent.finish()[0] == 75
     newest = sorted((folder / "checkpoints").glob("step-*"))[-1]
     shard = newest / "shards" / "__1_0.distcp"
     shard.write_bytes(shard.read_bytes()[:-100])
@@ -262,7 +240,7 @@ def test_full_disk_leaves_the_checkpoint_before(tmp_path: Path) -> None:
         kept = sorted(path.name for path in (folder / "checkpoints").glob("step-*"))
         assert kept
         agent.send_signal(signal.SIGTERM)
-        code, output = _finish(agent)
+        code, output = agent.finish()
         assert code == 75, output
         assert "could not be saved" in output
         assert sorted(path.name for path in (folder / "checkpoints").glob("*step-*")) == kept
