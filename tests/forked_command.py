@@ -17,6 +17,7 @@ from types import SimpleNamespace
 from typing import IO, Any, NoReturn
 
 import psutil
+import pytest
 from gloo_ranks import no_matmul_rate, server
 
 from smalti.cli.main import main
@@ -66,6 +67,53 @@ def run(*arguments: str, in_rank: InRank = None) -> tuple[int, str]:
     return start(*arguments, in_rank=in_rank).finish()
 
 
+def fork_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ranks that a command in this process starts are forked by the server from now on."""
+    monkeypatch.setattr(local, "subprocess", SimpleNamespace(Popen=_ServedRank, DEVNULL=None))
+
+
+class _ServedRank:
+    """What the agent uses of ``subprocess.Popen``."""
+
+    def __init__(self, command: list[str], *, env: dict[str, str], stdout: IO[bytes] | None, **_: Any) -> None:
+        output = None if stdout is None else stdout.name
+        self._process = server().Process(target=_rank, args=(_arguments(command), os.getcwd(), env, output))
+        self._process.start()
+        self.pid = self._process.pid
+
+    def poll(self) -> int | None:
+        """Return the exit code, or minus the signal; None while it runs."""
+        return self._process.exitcode
+
+    def send_signal(self, number: signal.Signals) -> None:
+        """Send it a signal."""
+        os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        """Kill it."""
+        self._process.kill()
+
+
+def _rank(arguments: list[str], folder: str, environment: dict[str, str], output: str | None) -> None:
+    gc.freeze()
+    no_matmul_rate()
+    os.setsid()
+    os.chdir(folder)
+    if output is not None:
+        _redirect(output)
+    _run(arguments, environment)
+
+
+def _arguments(command: list[str]) -> list[str]:
+    return command[command.index("smalti") + 1 :]
+
+
+def _redirect(output: str) -> None:
+    with open(output, "ab") as file:
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
+
+
 def _agent(
     arguments: tuple[str, ...],
     folder: str,
@@ -75,12 +123,10 @@ def _agent(
 ) -> None:
     gc.freeze()
     no_matmul_rate()
-    with open(output, "ab") as file:
-        os.dup2(file.fileno(), 1)
-        os.dup2(file.fileno(), 2)
+    _redirect(output)
 
     def popen(command: list[str], **options: Any) -> "_ForkedRank":
-        return _ForkedRank(command[command.index("smalti") + 1 :], in_rank, **options)
+        return _ForkedRank(_arguments(command), in_rank, **options)
 
     local.subprocess = SimpleNamespace(Popen=popen, DEVNULL=None)  # type: ignore[attr-defined]
     os.chdir(folder)

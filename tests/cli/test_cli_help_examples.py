@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import reference
+from forked_command import fork_ranks
 from synthetic_library import synthetic_library
 
 from smalti.cli.main import run as smalti
@@ -54,6 +55,7 @@ def examples() -> Iterator[str]:
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with documents, tokens, a recipe and three runs, made by the commands themselves."""
     monkeypatch.chdir(tmp_path)
+    fork_ranks(monkeypatch)
     synthetic_library(tmp_path / "lib", monkeypatch)
     (tmp_path / "recipe.yaml").write_text(TINY)
     (tmp_path / "capitals.yaml").write_text("{kind: exact, file: capitals.jsonl}")

@@ -9,11 +9,6 @@ ROOT = Path(__file__).resolve().parents[2]
 RULES = words.read_rules(ROOT / words.LIST)
 
 
-@pytest.mark.slow
-def test_the_repository_has_none() -> None:
-    assert words.check(ROOT) == []
-
-
 @pytest.mark.parametrize(
     ("text", "word"),
     [

@@ -21,8 +21,6 @@ from smalti.cost.params import count
 from smalti.distributed.group import world as worlds
 from smalti.train.rehearsal import PARTS, rehearse
 
-slow = pytest.mark.slow
-
 
 @pytest.fixture(autouse=True)
 def _no_world() -> None:
@@ -32,22 +30,22 @@ def _no_world() -> None:
 
 REAL: list[Any] = [
     (2, "moe", {"expert": 2}),
-    pytest.param(4, "moe", {"replicate": 2, "expert": 2}, marks=slow),
-    pytest.param(4, "moe", {"expert": 4, "dispatch": "static"}, marks=slow),
-    pytest.param(4, "moe", {"pipeline": 2, "microbatch_tokens": 64}, marks=slow),
+    (4, "moe", {"replicate": 2, "expert": 2}),
+    (4, "moe", {"expert": 4, "dispatch": "static"}),
+    (4, "moe", {"pipeline": 2, "microbatch_tokens": 64}),
 ]
 if PROVE:
     REAL += [
-        pytest.param(2, "dense", {}, marks=slow),
-        pytest.param(4, "dense", {"replicate": 2, "activation_checkpointing": "full"}, marks=slow),
-        pytest.param(4, "dense", {"sequence": 4, "context": "ring"}, marks=slow),
-        pytest.param(4, "moe", {"sequence": 2, "expert": 2}, marks=slow),
-        pytest.param(4, "moe", {"tensor": 2}, marks=slow),
+        (2, "dense", {}),
+        (4, "dense", {"replicate": 2, "activation_checkpointing": "full"}),
+        (4, "dense", {"sequence": 4, "context": "ring"}),
+        (4, "moe", {"sequence": 2, "expert": 2}),
+        (4, "moe", {"tensor": 2}),
     ]
 
 
 @pytest.mark.slow
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.proof
 @pytest.mark.parametrize(("ranks", "kind", "parallel"), REAL)
 def test_a_real_step_matches_its_rehearsal(ranks: int, kind: str, parallel: dict[str, Any]) -> None:
@@ -84,20 +82,21 @@ def planned(config: RunConfig, layout: Layout) -> Counter[Any]:
 
 PLANNED: list[Any] = [
     (4, "moe", {"replicate": 2, "expert": 2, "activation_checkpointing": "full"}),
-    pytest.param(8, "moe", {"sequence": 4, "expert": 2}, marks=slow),
-    pytest.param(2, "dense", {"pipeline": 2, "microbatch_tokens": 128}, marks=slow),
+    (8, "moe", {"sequence": 4, "expert": 2}),
+    (2, "dense", {"pipeline": 2, "microbatch_tokens": 128}),
 ]
 if PROVE:
     PLANNED += [
-        pytest.param(4, "dense", {"replicate": 4, "microbatch_tokens": 64}, marks=slow),
-        pytest.param(8, "moe", {"expert": 4, "dispatch": "static", "activation_checkpointing": "full"}, marks=slow),
-        pytest.param(4, "dense", {"sequence": 2, "activation_checkpointing": "full"}, marks=slow),
-        pytest.param(4, "dense", {"sequence": 4, "context": "ring"}, marks=slow),
-        pytest.param(4, "dense", {"tensor": 2, "microbatch_tokens": 128}, marks=slow),
-        pytest.param(8, "moe", {"tensor": 2, "expert": 2}, marks=slow),
+        (4, "dense", {"replicate": 4, "microbatch_tokens": 64}),
+        (8, "moe", {"expert": 4, "dispatch": "static", "activation_checkpointing": "full"}),
+        (4, "dense", {"sequence": 2, "activation_checkpointing": "full"}),
+        (4, "dense", {"sequence": 4, "context": "ring"}),
+        (4, "dense", {"tensor": 2, "microbatch_tokens": 128}),
+        (8, "moe", {"tensor": 2, "expert": 2}),
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.sample(1)
 @pytest.mark.proof
 @pytest.mark.parametrize(("ranks", "kind", "parallel"), PLANNED)
@@ -134,7 +133,6 @@ def test_a_process_with_a_group_cannot_rehearse() -> None:
 
 
 @pytest.mark.exhaustive
-@slow
 @settings(max_examples=20 if PROVE else 3, deadline=None)
 @given(microbatches=st.integers(1, 9), replicate=st.sampled_from([1, 2, 500]))
 def test_many_microbatches_are_traced_as_few(microbatches: int, replicate: int) -> None:

@@ -105,6 +105,6 @@ def test_windows_pass_inside_a_window(proof) -> None:
         shuffle = WindowPermutation(n * chunk, key, chunk=chunk, window_chunks=1)
         return lambda indices: shuffle(indices * chunk) // chunk
 
-    for make, n in ((first_window, chunk * window_chunks), (chunks, size // chunk * 4)):
+    for make, n in ((first_window, chunk * window_chunks), (chunks, proof(WINDOW, size // chunk * 4))):
         top, _, where = worst(make, (n,), proof(1, 60))
         assert top < LIMIT, where

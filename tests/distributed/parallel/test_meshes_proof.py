@@ -13,7 +13,7 @@ import mesh_runs
 import pytest
 from conftest import PROVE
 
-STEPS = 20
+STEPS = 20 if PROVE else 8
 CLOSE, AFTER = 1e-5, 1e-3
 
 DATA = [{"shard": 2}, {"shard": 4}, {"shard": 8}, {"replicate": 2}, {"replicate": 2, "shard": 2},
