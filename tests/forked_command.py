@@ -4,7 +4,6 @@ Each rank of a command that is started imports it again, five seconds of a proce
 command's own code, signals, sessions, exit codes and log files; train_process.py starts the command itself.
 """
 
-import gc
 import os
 import signal
 import sys
@@ -18,7 +17,7 @@ from typing import IO, Any, NoReturn
 
 import psutil
 import pytest
-from gloo_ranks import no_matmul_rate, server
+from gloo_ranks import server, set_up
 
 from smalti.cli.main import main
 from smalti.fleet.launch import local
@@ -95,8 +94,7 @@ class _ServedRank:
 
 
 def _rank(arguments: list[str], folder: str, environment: dict[str, str], output: str | None) -> None:
-    gc.freeze()
-    no_matmul_rate()
+    set_up()
     os.setsid()
     os.chdir(folder)
     if output is not None:
@@ -121,8 +119,7 @@ def _agent(
     output: str,
     in_rank: InRank,
 ) -> None:
-    gc.freeze()
-    no_matmul_rate()
+    set_up()
     _redirect(output)
 
     def popen(command: list[str], **options: Any) -> "_ForkedRank":
