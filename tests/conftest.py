@@ -60,6 +60,12 @@ def record() -> Callable[[str, dict[str, Any]], None]:
     return write
 
 
+@pytest.fixture
+def no_rehearsal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """``smalti train --dry-run`` prints the plan alone: the rehearsed step takes a second."""
+    monkeypatch.setattr("smalti.cli.train.rehearsal.rehearsal_lines", lambda *_, **__: [])
+
+
 @pytest.fixture(autouse=True, scope="module")
 def _module_leaves_no_process_group() -> Iterator[None]:
     """A job that a fixture of a module builds in this process leaves its process group open."""
@@ -87,7 +93,9 @@ def _process_group_is_open() -> bool:
 
 
 def pytest_configure() -> None:
-    """Refuse to record from an uncommitted checkout before the proofs take their time."""
+    """Refuse to record from an uncommitted checkout before the proofs take their time. Collect no garbage while test
+    files are imported."""
+    gc.disable()
     if RECORD:
         try:
             committed()
@@ -123,8 +131,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def pytest_collection_finish() -> None:
     """Leave half a million objects of imported modules out of every garbage collection, 0.3 s each."""
-    gc.collect()
     gc.freeze()
+    gc.enable()
 
 
 def pytest_runtest_logstart() -> None:

@@ -177,6 +177,7 @@ def test_inspect_draws_and_reads_other_forms(place, capsys):
     assert "holds nothing to inspect" in capsys.readouterr().err
 
 
+@pytest.mark.usefixtures("no_rehearsal")
 def test_plan_data_and_the_dry_run_tell_the_same(place, capsys):
     assert run(["plan", "data", "recipe.yaml", "--json"]) == 0
     plan = json_of(capsys)

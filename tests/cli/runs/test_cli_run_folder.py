@@ -15,6 +15,8 @@ from smalti.config.run import RunConfig
 from smalti.data.stream.stream import Stream
 from smalti.track.run import RunFolder
 
+pytestmark = pytest.mark.usefixtures("no_rehearsal")
+
 
 @pytest.fixture
 def work(tmp_path: Path) -> Path:

@@ -33,6 +33,7 @@ def work(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.usefixtures("no_rehearsal")
 def test_the_dry_run_says_how_the_context_changes(work: Path) -> None:
     done = run_cli(work, "train", "longer.yaml", "--dry-run")
     assert done.returncode == 0, done.stderr

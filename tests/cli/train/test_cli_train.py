@@ -63,6 +63,7 @@ def test_dry_run_prints_the_plan_and_starts_nothing(work, dry_run):
     assert not (work / "runs").exists()
 
 
+@pytest.mark.usefixtures("no_rehearsal")
 @pytest.mark.slow
 def test_the_dry_run_tells_what_is_not_by_default(work, dry_run):
     (work / "none.jsonl").write_text("")
@@ -137,6 +138,7 @@ def test_the_dry_run_refuses_the_folder_of_another_run_as_the_run_would(work, dr
     assert "train.optimizer.lr: 0.001 -> 0.5" in err
 
 
+@pytest.mark.usefixtures("no_rehearsal")
 @pytest.mark.slow
 def test_a_run_that_cannot_be_exported_is_told_before_it_starts(dry_run):
     assert "warning    this run has no tokenizer" in dry_run()[1]
@@ -145,6 +147,7 @@ def test_a_run_that_cannot_be_exported_is_told_before_it_starts(dry_run):
     assert "1 rank on" in text
 
 
+@pytest.mark.usefixtures("no_rehearsal")
 @pytest.mark.slow
 def test_sources_gone_through_too_often_are_warned_of_as_by_plan_data(work, dry_run, monkeypatch, capsys, caplog):
     """By the dry run, by the start, and by rank 0 where no agent has looked at the data before."""
@@ -176,6 +179,7 @@ def test_the_dry_run_refuses_stages_that_do_not_fit(dry_run):
     assert "data.stages[1] ends at" in err
 
 
+@pytest.mark.usefixtures("no_rehearsal")
 @pytest.mark.slow
 def test_a_run_with_a_checkpoint_of_its_own_does_not_need_init_from_any_more(work, dry_run):
     checkpoint = work / "runs/t/checkpoints/step-00000010"

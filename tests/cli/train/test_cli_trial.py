@@ -82,6 +82,7 @@ train: {{duration: 4step, global_batch_tokens: 64, optimizer: {{lr: 1e-3}}}}
 """
 
 
+@pytest.mark.usefixtures("no_rehearsal")
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("source", ["runs/tiny", "runs/tiny/checkpoints/step-00000020", "runs/tiny/export"])
 def test_a_recipe_without_a_model_has_that_of_init_from(tmp_path: Path, source: str) -> None:
@@ -110,6 +111,7 @@ def test_a_recipe_without_a_model_has_that_of_init_from(tmp_path: Path, source: 
         ("model: {vocab_size: 320}\n", ["the section 'model:' is not complete", "smalti config model MODEL"]),
     ],
 )
+@pytest.mark.usefixtures("no_rehearsal")
 def test_the_first_error_about_a_missing_model_names_the_command(tmp_path: Path, model: str, words: list[str]) -> None:
     (tmp_path / "next.yaml").write_text(BARE.format(source="runs/none") + model)
     done = run_cli(tmp_path, "train", "next.yaml", "--dry-run")

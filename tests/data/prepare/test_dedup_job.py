@@ -74,7 +74,7 @@ def whole(corpus, tmp_path_factory):
 @pytest.mark.slow
 def test_copies_and_edits_go_and_nothing_else(tmp_path, proof, record):
     """Recall and precision on copies and 5 % edits; shared boilerplate and books of one vocabulary stay."""
-    n = proof(short=4000, full=100_000)
+    n = proof(short=2000, full=100_000)
     documents = synthetic_corpus.planted(n, seed=1)
     report = dedup(config_of(synthetic_corpus.write_parquet(documents, tmp_path / "c"), tmp_path / "out"))
     scores = synthetic_corpus.score(documents, set(drops_of(tmp_path / "out")))
@@ -90,7 +90,7 @@ def test_copies_and_edits_go_and_nothing_else(tmp_path, proof, record):
 
 @pytest.mark.slow
 def test_both_sentence_traps(tmp_path, proof):
-    repeats = proof(short=3000, full=60_000)
+    repeats = proof(short=1500, full=60_000)
     documents = synthetic_corpus.sentence_trap(repeats)
     report = dedup(config_of(synthetic_corpus.write_parquet(documents, tmp_path / "c"), tmp_path / "out"))
     gone = drops_of(tmp_path / "out")
