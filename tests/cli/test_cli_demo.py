@@ -92,6 +92,7 @@ def test_a_partial_core_average_is_named() -> None:
     assert demo._core_average({"tasks": {}}) == []
 
 
+@pytest.mark.slow
 def test_the_code_of_a_stage_is_the_demos_and_the_command_is_named(tmp_path):
     process = drive(tmp_path, "stage", "runs", "report", "nowhere")
     out, err = process.communicate(timeout=60)

@@ -173,6 +173,7 @@ def test_the_traceback_of_any_error_is_in_the_log_of_the_process(capsys, tmp_pat
     assert "Traceback" not in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_debug_works_with_any_verb_at_any_place(tmp_path):
     done = smalti("config", "show", "nowhere", "--debug", SMALTI_HOME=str(tmp_path))
     assert done.returncode == 2
@@ -209,13 +210,14 @@ COMMANDS = {
 }
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("name", COMMANDS)
 def test_without_a_reader_of_its_results_a_command_ends_quietly_with_0(name):
     done = _without_readers(["stdout"], COMMANDS[name])
     assert (done.returncode, done.stderr) == (0, b"")
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(("arguments", "code"), [(["config", "show", "nowhere"], 2), (["nonsense"], 2), (["train"], 2)])
 def test_without_a_reader_of_its_errors_the_code_is_the_same(arguments, code):
     assert _without_readers(["stdout", "stderr"], arguments).returncode == code

@@ -267,6 +267,7 @@ def test_the_first_ctrl_c_is_passed_on_once(tmp_path):
     assert (tmp_path / "saved-1").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_stop_whose_checkpoint_does_not_fit_is_75(tmp_path, number):
@@ -336,6 +337,7 @@ def test_a_disk_that_is_full_at_the_start_starts_nobody(tmp_path):
     assert not (tmp_path / "pid-0").exists()
 
 
+@pytest.mark.slow
 def test_the_second_ctrl_c_kills_at_once(tmp_path):
     deaf = SAVES.replace("os._exit(75 if number == signal.SIGTERM else 130)", "pass").replace(
         "time.sleep(60)", "end = time.time() + 60\nwhile time.time() < end: time.sleep(0.1)"

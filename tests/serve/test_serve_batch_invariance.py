@@ -80,7 +80,7 @@ LIMITS = [{}, {"max_rows": 3, "prefill_tokens": 32}, {"max_rows": 40, "cache_byt
 
 
 @pytest.mark.sample(1)
-@settings(max_examples=max(5, settings.default.max_examples // 20))
+@settings(max_examples=max(3, settings.default.max_examples // 20))
 @given(schedule=st.lists(asked, min_size=2, max_size=12), limits=st.sampled_from(LIMITS))
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
 def test_answers_of_a_dense_model_are_batch_invariant_to_the_bit(dtype, schedule, limits) -> None:

@@ -200,6 +200,7 @@ def _wait_until_running(server) -> None:
         time.sleep(0.005)
 
 
+@pytest.mark.slow
 def test_the_extra_is_named_where_it_is_missing(run: Path) -> None:
     code = (
         "import sys; sys.modules['fastapi'] = None\n"

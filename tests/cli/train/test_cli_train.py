@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from cli_in_process import run_cli
 from train_process import losses, train, write_recipe, write_tokens
 
 from smalti.cli.main import run as run_command
@@ -48,7 +49,7 @@ def dry_run(work: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
 
 
 def test_print_config_starts_nothing(work):
-    done = train(work, "r.yaml", "seed=3", "--print-config")
+    done = run_cli(work, "train", "r.yaml", "seed=3", "--print-config")
     assert done.returncode == 0
     assert any(line.split() == ["seed:", "3", "#", "command", "line"] for line in done.stdout.splitlines())
     assert not (work / "runs").exists()
@@ -126,7 +127,7 @@ def test_what_cannot_work_is_refused_before_anything_starts(work, overrides, wor
 def test_the_dry_run_refuses_the_folder_of_another_run_as_the_run_would(work, dry_run):
     run = work / "runs/t"
     run.mkdir(parents=True)
-    shown = train(work, "r.yaml", "--print-config").stdout
+    shown = run_cli(work, "train", "r.yaml", "--print-config").stdout
     (run / "config.yaml").write_text(shown)
     assert "would start at step 0" in dry_run()[1]
     (run / "checkpoints/step-00000010").mkdir(parents=True)
@@ -224,7 +225,7 @@ def test_a_collective_of_ours_that_does_not_match_is_a_bug(text):
 
 
 def test_a_missing_recipe(work):
-    done = train(work, "nowhere.yaml")
+    done = run_cli(work, "train", "nowhere.yaml")
     assert done.returncode == 2
     assert "error: there is no file 'nowhere.yaml'" in done.stderr
 

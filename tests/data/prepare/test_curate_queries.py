@@ -70,6 +70,7 @@ def test_first_of_equal_against_brute_force(tmp_path_factory, rows, data):
     assert [(row["key"], row["keeper_key"]) for row in found] == expected
 
 
+@pytest.mark.slow
 def test_importing_the_jobs_does_not_import_daft_and_daft_is_quiet():
     code = (
         "import sys, os\n"

@@ -37,11 +37,11 @@ def rendered(process: TemplateProcess, messages: list[dict[str, str]]) -> str:
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("name", BOMBS)
 def test_a_bomb_is_ended_and_the_next_prompt_served(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "LIMIT_S", 0.3)
+    monkeypatch.setattr(module, "LIMIT_S", 0.1)
     monkeypatch.setattr(module, "MEMORY_BYTES", 128 << 20)
     source = "{% if messages[0].content == 'evil' %}" + BOMBS[name] + "{% endif %}{{ messages[0].content }}"
     chat = TemplateChat(source, "/models/x/chat_template.jinja")
-    words = "0.3 s of processor time|128 MiB of memory|recursion"
+    words = "0.1 s of processor time|128 MiB of memory|recursion"
     for _ in range(2):
         with pytest.raises(UserError, match=rf"the chat template chat_template.jinja does not take .*({words})"):
             chat.render(EVIL)
@@ -95,7 +95,7 @@ def test_a_process_that_was_killed_is_named_and_replaced() -> None:
 def test_a_batch_of_conversations_with_prefixes_is_rendered_without_those_that_fail(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(module, "LIMIT_S", 0.3)
+    monkeypatch.setattr(module, "LIMIT_S", 0.1)
     source = (
         "{% if messages[0].content == 'evil' %}" + LOOP + "{% endif %}{% if tools %}{{ tools[0].name }}: {% endif %}"
         "{% if messages[0].content == 'odd' %}{{ raise_exception('no') }}{% endif %}"
