@@ -52,11 +52,18 @@ class ForkedCommand:
         return self._process.exitcode, output
 
 
-def start(*arguments: str, in_rank: InRank = None) -> ForkedCommand:
-    """Start ``smalti ARGUMENTS`` in this folder; ``in_rank``, a function of a module, is called first in each rank."""
+def start(
+    *arguments: str, in_rank: InRank = None, folder: Path | None = None, environment: dict[str, str] | None = None
+) -> ForkedCommand:
+    """Start ``smalti ARGUMENTS``, in this folder and environment unless others are given.
+
+    ``in_rank``, a function of a module, is called first in each rank.
+    """
     descriptor, output = tempfile.mkstemp()
     os.close(descriptor)
-    process = server().Process(target=_agent, args=(arguments, os.getcwd(), dict(os.environ), output, in_rank))
+    process = server().Process(
+        target=_agent, args=(arguments, folder or os.getcwd(), environment or dict(os.environ), output, in_rank)
+    )
     process.start()
     return ForkedCommand(process, Path(output))
 
@@ -114,7 +121,7 @@ def _redirect(output: str) -> None:
 
 def _agent(
     arguments: tuple[str, ...],
-    folder: str,
+    folder: Path,
     environment: dict[str, str],
     output: str,
     in_rank: InRank,

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+from forked_command import start
 from network_nodes import environment
 
 from smalti.data.tokens.writer import TokenWriter
@@ -65,7 +66,13 @@ def train(
     preexec_fn: Callable[[], None] | None = None,
     **variables: str,
 ) -> subprocess.CompletedProcess[str]:
-    """Run ``smalti train ARGUMENTS`` in ``work``, with these environment variables; ``under``: options of Python."""
+    """Run ``smalti train ARGUMENTS`` in ``work``, with these environment variables; ``under``: options of Python.
+
+    Without the last two it is a forked command, with all of its output as stderr.
+    """
+    if not under and preexec_fn is None:
+        code, output = start("train", *arguments, folder=work, environment=environment(variables)).finish(240)
+        return subprocess.CompletedProcess(arguments, code, "", output)
     command = [sys.executable, *under, "-m", "smalti", "train", *arguments]
     return subprocess.run(
         command, cwd=work, env=environment(variables), capture_output=True, text=True, timeout=240, check=False,

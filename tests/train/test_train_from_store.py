@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from forked_command import start
 from s3_server import Faults, object_server, s3_environment
 
 from smalti.data.tokens.writer import TokenWriter
@@ -45,12 +46,9 @@ def work(tmp_path: Path) -> Path:
 
 def train(work: Path, name: str, *overrides: str, **environment: str) -> list[dict[str, Any]]:
     kept = {key: value for key, value in os.environ.items() if not key.startswith(("AWS_", "RANK", "WORLD_SIZE"))}
-    done = subprocess.run(
-        [sys.executable, "-m", "smalti", "train", "r.yaml", f"name={name}", *overrides],
-        **{"cwd": work, "env": {**kept, **environment}, "capture_output": True, "text": True, "timeout": 240},
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
+    command = start("train", "r.yaml", f"name={name}", *overrides, folder=work, environment={**kept, **environment})
+    code, output = command.finish(240)
+    assert code == 0, output[-3000:]
     lines = [json.loads(line) for line in (work / "runs" / name / "metrics.jsonl").read_text().splitlines()]
     return [line for line in lines if "loss/train/total" in line]
 
