@@ -97,10 +97,16 @@ def test_partial_averages_are_named(run_folder: Path) -> None:
     write_lines(run_folder / "metrics.jsonl", [{"step": 1, "time/token": 64, **scores}])
     path = run_folder / "evals/demo/2026-03-01T12-07-00.000Z/results.json"
     mean = {"value": 0.125, "interval": None, "n": 3, "partial": "partial: without squad"}
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"gauntlet": {"categories": {}, "core_average": mean}}))
+    path.write_text(
+        json.dumps(
+            json.loads(path.read_text())
+            | {"gauntlet": {"categories": {"world_knowledge": mean | {"n": 1}}, "core_average": mean}}
+        )
+    )
     text = Path(write_report(run_folder)).read_text()
     assert "Partial averages: core_average (without 29); the benchmarks that they have: copa." in text
-    assert "0.125" in text
+    for cell in ("0.125", "world knowledge", "1 task<", "3 categories<"):
+        assert cell in text, cell
     assert "partial: without squad" in text
     assert text.count(": score over tokens") == 4  # a title and a label of each of two
 

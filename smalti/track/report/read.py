@@ -11,6 +11,7 @@ from typing import Any
 import yaml
 
 from smalti.base.errors import DataError
+from smalti.base.units import format_quantity
 from smalti.track.line_file import read_lines
 from smalti.track.run import no_run
 
@@ -41,13 +42,14 @@ class EvalRun:
         gauntlet = self.results.get("gauntlet")
         if not isinstance(gauntlet, dict):
             return {}
-        means = {name: (mean, "tasks") for name, mean in gauntlet.get("categories", {}).items()}
-        means["core_average"] = (gauntlet.get("core_average"), "categories")
-        return {
-            name.replace("_", " "): {**mean, "metric": "above chance", "n": f"{mean['n']} {unit}"}
-            for name, (mean, unit) in means.items()
+        means = {
+            name: {**mean, "n": format_quantity(mean.get("n", 0), "task")}
+            for name, mean in gauntlet.get("categories", {}).items()
             if mean
         }
+        if core := gauntlet.get("core_average"):
+            means["core average"] = {**core, "n": f"{core.get('n', 0)} categories"}
+        return {name.replace("_", " "): {**mean, "metric": "above chance"} for name, mean in means.items()}
 
 
 @dataclass(frozen=True)
