@@ -44,6 +44,7 @@ def export(
     from smalti.cli.extras import need
     from smalti.distributed.checkpoint import export as exporter
     from smalti.distributed.checkpoint.card import RECORD
+    from smalti.model.huggingface import open_folder
     from smalti.track.run import resolve
     from smalti.track.trackers import publish
 
@@ -64,11 +65,16 @@ def export(
         print(f"transformers computes the same logits: relative error {exporter.verify(folder):.1e} (fp32)")
     for line in publish(run, folder, "export") if upload and output is None else ():
         typer.echo(line, err=True)
-    print(f"next: smalti chat {folder if output else run}")
+    if open_folder(folder).config.num_labels:
+        print(f"next: transformers' AutoModelForSequenceClassification.from_pretrained('{folder}') computes its scores")
+    else:
+        print(f"next: smalti chat {folder if output else run}")
 
 
 def _print_adapter(folder: str, record: dict[str, Any], what: str, *, verify: bool) -> None:
+    from smalti.base import store
     from smalti.base.errors import UserError
+    from smalti.model.adapters.peft import CONFIG
 
     if verify:
         raise UserError(
@@ -78,4 +84,8 @@ def _print_adapter(folder: str, record: dict[str, Any], what: str, *, verify: bo
         )
     base = record["base"]["init_from"]
     print(f"{folder}: adapters of {base}, {what}")
-    print(f"next: smalti serve {base} --adapter {record['run']}={folder}, or smalti export RUN --merge")
+    has_scores = store.read_json(Path(folder) / CONFIG)["task_type"] == "SEQ_CLS"
+    use = (
+        f"PEFT, as {folder}/README.md says" if has_scores else f"smalti serve {base} --adapter {record['run']}={folder}"
+    )
+    print(f"next: {use}, or smalti export RUN --merge")

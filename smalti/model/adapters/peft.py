@@ -149,7 +149,10 @@ def load(folder: str | Path, model: ModelConfig) -> Adapter:
     if saved:
         raise DataError(
             f"{path / CONFIG} has modules_to_save={sorted(saved)}, weights that were trained whole",
-            allowed="the score of a reward model (model.num_labels=1), for a reward model",
+            allowed="no others than the matrices of adapters; for a reward model its score",
+            hint="a reward model generates no text; 'smalti export RUN --merge' writes it whole"
+            if saved <= set(_HEADS)
+            else None,
         )
     reader = _Reader(path, raw)
     weights = meta_weights(model)
