@@ -213,7 +213,7 @@ def _size_and_digest(config: RunConfig, source: SourceConfig) -> tuple[str, str]
         log.get("export").warning("the card does not say how many tokens %s has: %s", source.path, error.message)
         return "(could not be reached when exported)", ""
     opened.close()
-    in_loss = f", {opened.record.n_loss_tokens:,} in the loss" if isinstance(opened, ExampleSource) else ""
+    in_loss = f" ({opened.record.n_loss_tokens:,} in the loss)" if isinstance(opened, ExampleSource) else ""
     return f"{opened.n_tokens:,}{in_loss}", opened.digest[:12]
 
 

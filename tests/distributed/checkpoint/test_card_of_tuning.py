@@ -51,7 +51,7 @@ def test_the_card_of_each_kind_of_tuning(tmp_path: Path) -> None:
             "| examples | answers.jsonl |",
             "| chat template | chatml |",
             f"| parents | {base}, from models/base |",
-            "| examples | 128 | 5, 3 in the loss |",
+            "| examples | 128 | 5 (3 in the loss) |",
             "## Before and after tuning",
         ):
             assert line in text, line
