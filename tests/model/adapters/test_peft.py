@@ -160,3 +160,9 @@ def test_adapter_of_another_kind_or_model_is_refused(tmp_path: Path) -> None:
         load(tmp_path, config)
     with pytest.raises(DataError, match=r"no adapter_config.json"):
         load(tmp_path / "none", config)
+    (tmp_path / "scores").mkdir()
+    reward = model_config("reward")
+    save(tmp_path / "scores", drawn(reward, ADAPTERS["all"])[1], reward, ADAPTERS["all"], "base")
+    with pytest.raises(DataError, match=r"modules_to_save=\['score'\]") as raised:
+        load(tmp_path / "scores", config)
+    assert "generates no text" in str(raised.value.hint)
