@@ -93,9 +93,7 @@ def _process_group_is_open() -> bool:
 
 
 def pytest_configure() -> None:
-    """Refuse to record from an uncommitted checkout before the proofs take their time. Collect no garbage while test
-    files are imported."""
-    gc.disable()
+    """Refuse to record from an uncommitted checkout before the proofs take their time."""
     if RECORD:
         try:
             committed()
@@ -129,10 +127,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.proof)
 
 
-def pytest_collection_finish() -> None:
-    """Leave half a million objects of imported modules out of every garbage collection, 0.3 s each."""
-    gc.freeze()
-    gc.enable()
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[Any]:
+    """Collect no garbage while test files are imported, and leave half a million objects of modules out of every later
+    garbage collection, 0.3 s each."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 def pytest_runtest_logstart() -> None:
