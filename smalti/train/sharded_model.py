@@ -49,7 +49,8 @@ def sharded(
     train = config.train
     compiles = rank_setup.compiles(config, device)
     model = parallelize(model, mesh, train.parallel, train.precision, compile_blocks=compiles)
-    keeps_own = resumes and not adapters.has_adapter(config)
+    # the meta device is that of a rehearsal, which needs no values
+    keeps_own = resumes and (device.type == "meta" or not adapters.has_adapter(config))
     load = None if config.init_from is None or keeps_own else _open_origin(config, model)
     if own_model is None and (resumes or load is not None):
         fsdp.allocate(model, device)

@@ -13,10 +13,11 @@ from hypothesis import strategies as st
 
 from smalti.base.errors import UserError
 from smalti.cli.train.rehearsal import rehearsal_json
+from smalti.config.adapter import AdapterConfig
 from smalti.config.run import RunConfig
 from smalti.cost.axes import Layout, layout_of
 from smalti.cost.layout.collectives import collectives, group
-from smalti.cost.memory.per_rank import Assumed
+from smalti.cost.memory.per_rank import Assumed, memory_per_rank
 from smalti.cost.params import count
 from smalti.distributed.group import world as worlds
 from smalti.train.rehearsal import PARTS, rehearse
@@ -120,6 +121,15 @@ def test_whole_sizes_add_up() -> None:
     assert result.checkpoint_bytes == pytest.approx(12 * total / 8, rel=0.05), "two replicas share the work"
     assert sum(result.peak_parts.values()) == result.peak_bytes
     assert not dist.is_initialized(), "nothing is left of it"
+
+
+@pytest.mark.slow
+def test_adapters_are_rehearsed_without_the_weights_of_their_base() -> None:
+    config = config_of("dense", 2, rows=2, pipeline=2, microbatch_tokens=64)
+    config = config.model_copy(update={"adapter": AdapterConfig(rank=4), "init_from": "nowhere"})
+    result, planned = rehearse(config, rank=1), memory_per_rank(config)
+    assert result.bytes_per_rank["optimizer"] == pytest.approx(planned.moments_bytes, rel=0.01)
+    assert result.bytes_per_rank["parameters"] == pytest.approx(planned.params_bytes, rel=0.01)
 
 
 def test_a_process_with_a_group_cannot_rehearse() -> None:
