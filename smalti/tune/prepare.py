@@ -186,6 +186,7 @@ def _write(folder: Path, tune: TuneConfig, tokenizer: str, form: Form) -> None:
             allowed="a folder that this user can write to",
             hint="tune.prepared=FOLDER",
         ) from error
+    print(f"tokenizing {', '.join(tune.examples.files)} into {folder}", file=sys.stderr, flush=True)
     report = ExamplesReport()
     by_split: dict[str, Spool] = {}
     with _temporary_folder(folder) as temporary, ExitStack() as spools:
