@@ -2,7 +2,7 @@
 
 The numbers of a weight, row after row, are cut into blocks of 64, which may cross rows. A block is stored as its
 largest absolute value (float32) and a code for each number: ``nf4``, the NormalFloat of QLoRA (arXiv:2305.14314,
-appendix E), two in a byte; or ``int8``. ``nf4_double``: scales too, in groups of 256, as distances from their mean.
+appendix E), two in a byte; or ``int8``. ``nf4_double``: scales too, in groups of 256, as codes of their logarithms.
 All is uint8, which FSDP gathers without a cast. Where rows are whole blocks, codes and scales have the leading dims of
 the weight, to be split over ranks as it is.
 
@@ -51,16 +51,18 @@ def quantize(weight: Tensor, kind: Quantization) -> tuple[Tensor, Tensor]:
 
 
 def _grouped_scales(scales_n1: Tensor) -> Tensor:
-    """Return scales in 8 bits, [groups, 264]: 256 codes, multiples of 1/127; mean and largest distance, float32.
+    """Return scales in 8 bits, [groups, 264]: 256 codes; the smallest logarithm of a scale but 0, and a step, float32.
 
-    The last scale fills its group.
+    Code 0 is a scale of 0, code c a logarithm of c - 1 steps above the smallest: the relative error is at most half a
+    step, however large one scale is beside the others. The last scale fills its group.
     """
+    tiny = torch.finfo(torch.float32).tiny
     values = F.pad(scales_n1.T, (0, -len(scales_n1) % GROUP), mode="replicate").view(-1, GROUP)
-    mean = values.mean(dim=1, keepdim=True)
-    most = (values - mean).abs().amax(dim=1, keepdim=True)
-    units = (values - mean) / most.clamp(min=torch.finfo(torch.float32).tiny)
-    codes = (units * 127).round().add_(127).to(torch.uint8)
-    return torch.cat([codes, torch.cat([mean, most], dim=1).view(torch.uint8)], dim=1)
+    logs = torch.where(values > 0, values, values.amax(dim=1, keepdim=True)).clamp(min=tiny).log()
+    least, most = logs.aminmax(dim=1, keepdim=True)
+    step = (most - least) / 254
+    codes = ((logs - least) / step.clamp(min=tiny)).round().add_(1).masked_fill_(values == 0, 0).to(torch.uint8)
+    return torch.cat([codes, torch.cat([least, step], dim=1).view(torch.uint8)], dim=1)
 
 
 def _scales(stored: Tensor, start: int, stop: int) -> Tensor:
@@ -68,8 +70,10 @@ def _scales(stored: Tensor, start: int, stop: int) -> Tensor:
     if stored.shape[1] == 4:
         return stored[start:stop].contiguous().view(torch.float32)
     groups = stored[start // GROUP : -(-stop // GROUP)]
-    mean, most = groups[:, GROUP:].contiguous().view(torch.float32).split(1, dim=1)
-    return ((groups[:, :GROUP].float() - 127) / 127 * most + mean).view(-1, 1)[: stop - start]
+    codes = groups[:, :GROUP].float()
+    least, step = groups[:, GROUP:].contiguous().view(torch.float32).split(1, dim=1)
+    scales = ((codes - 1) * step + least).exp() * (codes > 0)  # a product, so that the group of a NaN is NaN
+    return scales.view(-1, 1)[: stop - start]
 
 
 def dequantize(codes: Tensor, scales: Tensor, shape: Sequence[int], kind: Quantization, dtype: torch.dtype) -> Tensor:
