@@ -40,7 +40,7 @@ from smalti.tune.spool import Spool
 SOURCE, VALIDATION = "examples", "validation"
 """Names of the tokenized examples in ``data.sources``, and of the held-out ones in ``data.heldout``."""
 REPORT_NAME = "report.json"
-_FORMAT = 4
+_FORMAT = 5
 """Changed whenever the same files and config would give other examples."""
 _DECIDES_TOKENS = (
     "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "chat_template.jinja",

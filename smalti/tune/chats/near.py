@@ -1,5 +1,6 @@
 """Finds near-duplicate rows of tuning data, by the words, shingles and similarity of ``smalti data dedup``."""
 
+import json
 from collections.abc import Iterator
 from itertools import islice
 
@@ -7,42 +8,69 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from smalti.config.dedup import DedupConfig
 from smalti.config.examples import ExamplesConfig
 from smalti.data.documents.heldout import HELDOUT, split_of
 from smalti.data.prepare.contamination.ngrams import normalised
 from smalti.data.prepare.dedup.minhash import hashes_of_bands
 from smalti.data.prepare.dedup.shingles import MAX_ROWS, mix, shared, shingle_sets, similarities
 from smalti.tune.chats.files import read_chats
+from smalti.tune.chats.formats import Chat
 
 _BATCH_ROWS = 512
-_SHINGLE_WORDS, _THRESHOLD, _BANDS, _ROWS = 3, 0.65, 28, 5  # defaults of DedupConfig
+_SHINGLE_WORDS, _THRESHOLD, _BANDS, _ROWS = (
+    DedupConfig.model_fields[name].default for name in ("shingle_words", "threshold", "bands", "rows")
+)
 U64 = npt.NDArray[np.uint64]
 
 
 def near_duplicates(config: ExamplesConfig) -> set[int]:
     """Return the numbers, from 0, of the training rows that are near a row that is kept: held out, or earlier.
 
-    Near rows have a Jaccard similarity of at least 0.65 of their runs of three words, and equal values (``label``).
+    Near rows have a Jaccard similarity of at least 0.65 of their runs of three words, and equal ``_values``.
     Memory: 8 bytes a word, 230 a row.
     """
     sets, bands, heldout = [], [], []
     rows = read_chats(config)
     while batch := list(islice(rows, _BATCH_ROWS)):
         chats = [row.chat for row in batch]
-        messages = [[m for of_chat in chat.conversations for m in of_chat] if chat else [] for chat in chats]
-        texts = ["\n".join(message["content"] or "" for message in of_row) for of_row in messages]
+        texts = ["\n".join(_texts(chat)) if chat else "" for chat in chats]
         sets.append(shingle_sets(normalised(pa.array(texts, pa.large_string())), _SHINGLE_WORDS))
-        values = np.array([hash(tuple(sorted(chat.values.items()))) if chat else 0 for chat in chats]).astype(np.uint64)
+        values = np.array([hash(_values(chat)) if chat else 0 for chat in chats]).astype(np.uint64)
         bands.append(np.stack(hashes_of_bands(_signatures(sets[-1]), _BANDS, _ROWS)[1:]) ^ values)
         seed, frac = config.seed, config.heldout_frac
         heldout += [bool(chat and split_of(chat.group, seed=seed, heldout_frac=frac) == HELDOUT) for chat in chats]
     dropped: set[int] = set()
     if not sets:
         return dropped
-    for kept, other in _near_pairs(pa.concat_arrays(sets), np.concatenate(bands, axis=1), np.array(heldout)):
-        if kept not in dropped and not heldout[other]:
-            dropped.add(other)
+    for before, behind in _near_pairs(pa.concat_arrays(sets), np.concatenate(bands, axis=1), np.array(heldout)):
+        if before not in dropped and not heldout[behind]:
+            dropped.add(behind)
     return dropped
+
+
+def _texts(chat: Chat) -> list[str]:
+    """Return the texts to compare: all but system messages, which many rows share."""
+    messages = [message for of_chat in chat.conversations for message in of_chat]
+    return [message["content"] or "" for message in messages if message["role"] not in ("system", "developer")]
+
+
+def _values(chat: Chat) -> tuple[object, ...]:
+    """Return what is equal in near rows: ``label`` or ``margin``, tool calls, and which answer of a pair is chosen."""
+    calls = [
+        [call["function"] for message in messages for call in message.get("tool_calls") or ()]
+        for messages in chat.conversations
+    ]
+    answers = [[message["content"] or "" for message in messages[chat.first :]] for messages in chat.conversations]
+    is_first = len(answers) == 2 and _is_first(*map("\n".join, answers))
+    return (*sorted(chat.values.items()), json.dumps(calls, sort_keys=True), is_first)
+
+
+def _is_first(text: str, other: str) -> bool:
+    """Return the opposite for the texts in the other order, and mostly the same for near copies of both."""
+    words, others = set(text.casefold().split()), set(other.casefold().split())
+    differing = words ^ others
+    return min(differing) in words if differing else text < other
 
 
 def _signatures(sets: pa.LargeListArray) -> U64:
