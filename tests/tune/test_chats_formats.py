@@ -1,6 +1,7 @@
 """The formats of tuning data: what each row becomes, and what is said of a wrong one."""
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -167,6 +168,10 @@ def test_parquet_gives_the_same_chats_as_jsonl(tmp_path: Path) -> None:
 def test_what_is_no_file_of_rows(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("x")
     with pytest.raises(UserError, match="holds no rows"):
+        list(read_chats(ExamplesConfig(files=(str(tmp_path),))))
+    write(tmp_path / "a.jsonl", [])
+    (tmp_path / os.fsdecode(b"M\xfcller.jsonl")).touch()
+    with pytest.raises(UserError, match="is not UTF-8"):
         list(read_chats(ExamplesConfig(files=(str(tmp_path),))))
     with pytest.raises(UserError, match="no effect with format: text"):
         from_dict(ExamplesConfig, {"files": ["x"], "format": "text", "turns": "last"}, "test")

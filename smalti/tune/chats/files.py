@@ -1,14 +1,13 @@
 """Reads the rows of the files of tuning data as chats, each with its place, or with what is wrong with it."""
 
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from smalti.base import store
 from smalti.base.errors import DataError, UserError
 from smalti.config.examples import ExampleFormat, ExamplesConfig
-from smalti.data.documents.files import Kind, SourceFile, find_files
+from smalti.data.documents.files import KNOWN_KINDS, Kind, SourceFile, find_files
 from smalti.data.documents.rows import Row, jsonl_rows, parquet_rows
 from smalti.tune.chats.formats import Chat, detect, read_chat
 
@@ -84,8 +83,11 @@ def files_of(path: str) -> list[SourceFile]:
             hint="'tune.examples.files=[FILE.jsonl]' names yours",
         )
     files: list[SourceFile] = []
-    with suppress(UserError):  # its messages are about documents
+    try:
         files = [file for file in find_files(path).files if file.kind in _READERS]
+    except UserError as error:
+        if error.allowed != KNOWN_KINDS:  # a folder that cannot be read, a name that is not UTF-8
+            raise
     if not files:
         raise UserError(
             f"{path} holds no rows of tuning data",
