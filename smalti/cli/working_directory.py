@@ -44,12 +44,14 @@ def load_run(recipe: str, overrides: Sequence[str] = (), *, tokenize: bool = Tru
     return replace(loaded, config=loaded.config.model_copy(update={"train": train}), origins=origins)
 
 
-def _with_examples(values: "Mapping[str, Any]", *, tokenize: bool) -> "Additions":
+def _with_examples(
+    values: "Mapping[str, Any]", origins: "Mapping[tuple[str | int, ...], str]", *, tokenize: bool
+) -> "Additions":
     if not values.get("tune"):
         return {}, ""
     from smalti.tune.prepare import complete
 
-    return complete(values, tokenize=tokenize)
+    return complete(values, origins, tokenize=tokenize)
 
 
 def _model_of(source: str) -> "ModelConfig":

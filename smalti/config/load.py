@@ -51,14 +51,14 @@ def load(
     overrides: Sequence[str] = (),
     *,
     origin_model: Callable[[str], ModelConfig] | None = None,
-    complete: Callable[[Mapping[str, Any]], Additions] | None = None,
+    complete: Callable[[Mapping[str, Any], Mapping[Path, str]], Additions] | None = None,
 ) -> Loaded[C]:
     """Load a recipe (file, run folder, or name in the package). Raises one UserError with all problems.
 
     origin_model: function that returns the model of an origin ``init_from``, for a recipe whose section ``model`` is
     absent or lacks required fields.
-    complete: function that computes further values from those of a recipe, with their origin; not called for a run
-    folder, which has them.
+    complete: function that computes further values, with their origin, from those of a recipe and their origins; not
+    called for a run folder, which has them.
     """
     source = find_recipe(name_or_path, fields=config_class.model_fields)
     tree = _mapping(parse(source.text, source.label))
@@ -71,16 +71,24 @@ def load(
         tree = _with_origin(tree, overrides, origin_model)
     tree = _resolved(config_class, tree, overrides)
     if complete is not None and source.run is None:
-        values, origin = complete(tree.value)
+        values, origin = complete(tree.value, tree.origins)
         _merge(tree, (), values, dict.fromkeys(paths_of(values), origin))
     return Loaded(*_validate(config_class, tree, source.label), source.path)
 
 
 def from_dict(
-    config_class: type[C], value: Mapping[str, Any], label: str = "config", overrides: Sequence[str] = ()
+    config_class: type[C],
+    value: Mapping[str, Any],
+    label: str = "config",
+    overrides: Sequence[str] = (),
+    *,
+    origins: Mapping[Path, str] | None = None,
 ) -> Loaded[C]:
-    """Validate plain values (from Python or a stored config), with ``overrides`` and the same errors."""
-    tree = Tree(copy.deepcopy(dict(value)), dict.fromkeys(paths_of(value), label))
+    """Validate plain values (from Python or a stored config), with ``overrides`` and the same errors.
+
+    ``origins``: of the values, for errors; absent: ``label``.
+    """
+    tree = Tree(copy.deepcopy(dict(value)), {**dict.fromkeys(paths_of(value), label), **(origins or {})})
     return Loaded(*_validate(config_class, _resolved(config_class, tree, overrides), label), label)
 
 

@@ -69,10 +69,12 @@ class TuneConfig(Config):
 
 
 class TuneSection(Config):
-    """The section alone, for errors with the whole name of a field."""
+    """The sections that decide the examples, checked before these are tokenized."""
 
     tune: TuneConfig
     """The examples and the loss."""
+    adapter: AdapterConfig | None = None
+    """As in a run."""
 
 
 class TuneRecipe(Config):

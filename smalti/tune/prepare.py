@@ -16,7 +16,7 @@ from typing import Any
 from smalti.base import env, store
 from smalti.base.errors import DataError, UserError
 from smalti.base.hashing import digest_json, sha256_file
-from smalti.config.adapter import AdapterConfig, Quantization
+from smalti.config.adapter import Quantization
 from smalti.config.families import FAMILIES
 from smalti.config.load import Additions, from_dict
 from smalti.config.train import PrecisionConfig
@@ -49,7 +49,9 @@ _DECIDES_TOKENS = (
 _NOT_TOKENIZER = shutil.ignore_patterns("*.safetensors*", "*.bin", "*.pt", "*.pth", "README.md")
 
 
-def complete(values: Mapping[str, Any], *, tokenize: bool = True) -> Additions:
+def complete(
+    values: Mapping[str, Any], origins: Mapping[tuple[str | int, ...], str], *, tokenize: bool = True
+) -> Additions:
     """Return what follows from ``tune`` and ``init_from`` of a recipe: sources, held-out set, tokenizer, and the steps
     of a duration in epochs. Tokenizes the examples, unless an earlier command has.
 
@@ -57,7 +59,9 @@ def complete(values: Mapping[str, Any], *, tokenize: bool = True) -> Additions:
 
     Raises UserError for a recipe without ``init_from``, and DataError for bad examples.
     """
-    tune = from_dict(TuneSection, {"tune": values["tune"]}, "recipe").config.tune
+    sections = {name: values[name] for name in TuneSection.model_fields if name in values}
+    section = from_dict(TuneSection, sections, "recipe", origins=origins).config
+    tune = section.tune
     origin = values.get("init_from")
     if not isinstance(origin, str):
         raise UserError("a recipe with 'tune:' has no init_from", hint="init_from=runs/NAME/export, the model to tune")
@@ -70,16 +74,16 @@ def complete(values: Mapping[str, Any], *, tokenize: bool = True) -> Additions:
     tokenizer = data.get("tokenizer") or tokenizer_of(origin)
     if tokenize:
         tokenizers.check(tune, tokenizer, origin)
-    adapter = from_dict(AdapterConfig, values.get("adapter") or {}, "adapter").config
+    quantization = section.adapter.quantize if section.adapter else None
     folder = prepared_folder(
-        tune, tokenizer, seq_len, origin=origin, compute=compute, quantization=adapter.quantize, write=tokenize
+        tune, tokenizer, seq_len, origin=origin, compute=compute, quantization=quantization, write=tokenize
     )
     is_known = (folder / TRAIN / RECORD_NAME).is_file()
     _refuse_own_names(data)
     stages = data.get("stages") or [{"weights": {SOURCE: 1.0}}]
     has_heldout = (folder / HELDOUT).is_dir() if is_known else tune.examples.heldout_frac > 0
     heldout = {VALIDATION: str(folder / HELDOUT)} if has_heldout else {}
-    section = {
+    data_section = {
         "sources": {SOURCE: str(folder / TRAIN)},
         "heldout": heldout,
         "tokenizer": str(folder / "tokenizer"),
@@ -87,7 +91,7 @@ def complete(values: Mapping[str, Any], *, tokenize: bool = True) -> Additions:
         "stages": stages,
     }
     additions = {
-        "data": section,
+        "data": data_section,
         **({"model": {"num_labels": 1}} if tune.reward else {}),
         **_steps(values.get("train") or {}, folder / TRAIN if is_known else None, seq_len, stages),
     }

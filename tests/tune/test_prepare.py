@@ -118,6 +118,9 @@ def test_a_config_is_shown_without_tokenizing(root: Path, tmp_path: Path) -> Non
 def test_what_is_missing_is_named(root: Path, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"nothere.jsonl, which does not exist"):
         _load(root, **{"tune.examples.files": "[nothere.jsonl]"})
+    with pytest.raises(UserError, match=r"command line: unknown key adapter.rnk = 3") as raised:
+        _load(root, **{"adapter.rnk": 3})
+    assert "adapter.rank=3" in str(raised.value.hint)
     with pytest.raises(UserError, match="no init_from"):
         _load(root, init_from="null")
     run = tiny_run(tmp_path)
