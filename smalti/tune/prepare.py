@@ -218,16 +218,19 @@ def _write(folder: Path, tune: TuneConfig, tokenizer: str, form: Form) -> None:
 @contextmanager
 def _temporary_folder(folder: Path) -> Iterator[Path]:
     """Yield a new folder beside ``folder``, removed at the end; first remove those of processes that were killed."""
-    for left in folder.parent.glob(f".{folder.name}.*.tmp"):
+    for left in folder.parent.glob(f".{'[0-9a-f]' * len(folder.name)}.*.tmp"):
         with suppress(UserError, OSError), only_writer(left):  # unless a process that lives is writing it
             shutil.rmtree(left)
     temporary = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")
-    store.make_folder(temporary)
+    unlocked = temporary.with_suffix(".new")
+    store.make_folder(unlocked)
     try:
-        with only_writer(temporary):
+        with only_writer(unlocked):
+            os.replace(unlocked, temporary)  # locked before it has the name by which others find and remove it
             yield temporary
     finally:
-        shutil.rmtree(temporary, ignore_errors=True)
+        for path in (unlocked, temporary):
+            shutil.rmtree(path, ignore_errors=True)
 
 
 def _steps(train: Mapping[str, Any], folder: Path | None, seq_len: int, stages: Any) -> dict[str, Any]:

@@ -172,7 +172,7 @@ def _prepare(root: Path, prepared: Path, killed_in: str) -> None:
         reference._padded = kill
     else:  # the first split is written, the second is not
         prepare.write_examples = lambda folder, *rest: (write if folder.name == "train" else kill)(folder, *rest)  # type: ignore[attr-defined]
-    _config(root, "dpo", "pairs", {"tune.prepared": prepared})
+    _config(root, "dpo", "pairs", {"tune.prepared": prepared, "tune.examples.max_tokens": 300})
 
 
 @pytest.mark.exhaustive  # processes
