@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass
 from typing import Literal, get_args
 
 from smalti.base.errors import UserError, nearest
+from smalti.config.adapter import Quantization
 from smalti.config.model import ModelConfig
 from smalti.config.train import LossConfig
 from smalti.cost.memory.activations import BlockTape
@@ -26,6 +27,13 @@ METHODS: tuple[str, ...] = get_args(Method)
 
 ALL_LINEAR = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 """Names for ``all-linear``: every matrix of attention and of the MLPs, also of each expert (QLoRA, section 4)."""
+
+STORED: dict[Quantization, Scheme] = {
+    "nf4": Scheme(4, 64, 32, "blocks of 64 with an fp32 scale: 4.5 bits"),
+    "nf4_double": Scheme(4, 64, 8 + 64 / 256, "blocks of 64, their 8-bit scales in blocks of 256: 4.129 bits"),
+    "int8": Scheme(8, 64, 32, "blocks of 64 with an fp32 scale: 8.5 bits"),
+}
+"""Frozen matrices of QLoRA, as ``adapter.quantize`` stores them."""
 
 RANK = 16
 """Default rank of adapters."""
@@ -51,6 +59,8 @@ class Tuning:
     """Matrices that get an adapter; absent: ``ALL_LINEAR``."""
     recompute: bool = True
     """True if each layer saves only its input and is computed again in the backward pass."""
+    quantize: Quantization | None = None
+    """How QLoRA stores frozen matrices; absent: ``nf4``, as recipe ``qlora``."""
 
     def __post_init__(self) -> None:
         if self.method not in METHODS:
@@ -66,6 +76,12 @@ class Tuning:
                 allowed="lora, qlora, dpo-lora",
                 hint="leave them out, or choose one of these",
             )
+        if self.quantize is not None and self.method != "qlora":
+            raise UserError(
+                f"quantize has no effect with method '{self.method}': its frozen weights are in bf16",
+                allowed="qlora",
+                hint="leave it out, or choose qlora",
+            )
         for name, most in (("seq_len", 10**9), ("microbatch", 10**6), ("rank", 10**6)):
             value = getattr(self, name)
             if value is not None and (not isinstance(value, int) or not 1 <= value <= most):
@@ -75,6 +91,11 @@ class Tuning:
     def adapts(self) -> bool:
         """True if adapters are trained and the rest is frozen."""
         return self.method in ("lora", "qlora", "dpo-lora")
+
+    @property
+    def scheme(self) -> Scheme:
+        """The format of frozen matrices, and of those that are gathered."""
+        return STORED[self.quantize or "nf4"] if self.method == "qlora" else SCHEMES["bf16"]
 
     @property
     def rows(self) -> int:
@@ -92,12 +113,12 @@ class TuningMemory:
     state_bytes: int
     """fp32 masters, gradients and moments of the trained parameters."""
     frozen_bytes: int
-    """Base model of adapters: in bf16, or its matrices in NF4 and the rest in bf16."""
+    """Base model of adapters: in bf16, or its matrices quantised and the rest in bf16."""
     reference_bytes: int
     """Reference model of DPO in bf16; 0 with adapters, whose reference is the base model."""
     gathered_bytes: int
     """Gathered weights at one time in the compute format: embedding, head and two blocks of what is sharded or cast; if
-    trained, also a block of fp32 gradients that are being summed over the devices; with NF4 the largest dequantised
+    trained, also a block of fp32 gradients that are being summed over the devices; with QLoRA the largest dequantised
     matrix."""
     activations_bytes: int
     """Tensors that one microbatch saves for the backward pass, and the peak inside a block."""
@@ -169,14 +190,13 @@ class Tuned:
         tensors = weights(model)
         self.params = sum(weight.params for weight in tensors)
         self.trainable = lora_params(model, self.rank, self.targets) if tuning.adapts else self.params
-        scheme = SCHEMES["nf4" if tuning.method == "qlora" else "bf16"]
-        self.frozen = sum(scheme.bytes_of(weight) for weight in tensors) if tuning.adapts else 0
+        self.frozen = sum(tuning.scheme.bytes_of(weight) for weight in tensors) if tuning.adapts else 0
         self.reference = 2 * self.params if tuning.method == "dpo" else 0
         self._largest = max(
             (weight.params for weight in tensors if weight.kind in ("attention", "mlp", "expert")), default=0
         )
         self._block = max(_by_layer(model, tensors, SCHEMES["bf16"])) // 2
-        self._whole = _whole_bytes(model, tensors, SCHEMES["nf4" if tuning.method == "qlora" else "bf16"])
+        self._whole = _whole_bytes(model, tensors, tuning.scheme)
         self._root = sum(weight.params for weight in tensors if weight.layer is None)
         self._activations, self._logits = self._of_a_step()
 

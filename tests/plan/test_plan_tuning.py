@@ -11,11 +11,14 @@ from test_plan_weights import preset
 
 from smalti.base.errors import UserError
 from smalti.cli.main import run
+from smalti.config.adapter import AdapterConfig, Quantization
 from smalti.config.model import ModelConfig
 from smalti.config.train import LossConfig
+from smalti.cost.memory.adapters import bytes_of as stored_bytes
 from smalti.cost.memory.snapshots import Rank, step_snapshots
 from smalti.cost.memory.tape import MicrobatchShape
 from smalti.cost.params import count
+from smalti.cost.weights import weights
 from smalti.plan.tuning import ALL_LINEAR, STATE_BYTES, Tuned, Tuning, lora_params
 
 
@@ -82,14 +85,14 @@ def test_qlora_puts_65b_on_one_48_gb_gpu() -> None:
 
     Rows of 512 tokens, as in their figure 6; NF4 with double quantisation; rank 16 on every matrix.
     """
-    found = Tuned(llama_65b(), Tuning("qlora", 512)).on(1)
+    found = Tuned(llama_65b(), Tuning("qlora", 512, quantize="nf4_double")).on(1)
     assert found.total_bytes < 48e9
     assert found.tensors_bytes < 40e9
     assert Tuned(llama_65b(), Tuning("lora", 512)).on(1).total_bytes > 130e9
     assert 12 * count(llama_65b()).total == pytest.approx(780e9, rel=0.01), "16-bit weights and gradients, fp32 moments"
     assert Tuned(llama_65b(), Tuning("full", 512)).on(1).total_bytes > 780e9
     # rank 64 with fp32 masters is beyond it: they kept adapters in 16 bits and paged the optimizer out
-    assert Tuned(llama_65b(), Tuning("qlora", 512, rank=64)).on(1).total_bytes > 48e9
+    assert Tuned(llama_65b(), Tuning("qlora", 512, rank=64, quantize="nf4_double")).on(1).total_bytes > 48e9
 
 
 def test_lora_of_gpt_3_keeps_350_gb_of_weights() -> None:
@@ -97,6 +100,14 @@ def test_lora_of_gpt_3_keeps_350_gb_of_weights() -> None:
     found = Tuned(preset("gpt-3-175b"), Tuning("lora", 2048, rank=4, targets=("q_proj", "v_proj")))
     assert found.frozen == pytest.approx(350e9, rel=0.003)
     assert 2 * found.trainable == pytest.approx(35 * 2**20, rel=0.03)
+
+
+@pytest.mark.parametrize("quantize", [None, "nf4", "nf4_double", "int8"])
+def test_frozen_matrices_take_the_bytes_of_a_run(quantize: Quantization | None) -> None:
+    model, run = preset("llama-2-7b"), AdapterConfig(quantize=quantize or "nf4")
+    matrices = sum(weight.params for weight in weights(model) if weight.kind in ("attention", "mlp"))
+    frozen = Tuned(model, Tuning("qlora", 512, quantize=quantize)).frozen - 2 * (count(model).total - matrices)
+    assert frozen == pytest.approx(matrices * stored_bytes(run, compute_bytes=2), rel=1e-6)
 
 
 def test_qlora_of_7b_takes_less_than_10_gb() -> None:
@@ -173,6 +184,7 @@ def test_full_tuning_is_about_a_training_step(name: str, devices: int) -> None:
         (["--gpu", "abacus"], "not known"),
         (["--gpu", "apple-m2-max-96gb"], "does not run on"),
         (["--method", "p-tuning"], "full"),
+        (["--quantize", "nf4"], "no effect with method 'lora'"),
     ],
 )
 def test_refused_by_name(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:

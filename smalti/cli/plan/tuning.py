@@ -25,6 +25,10 @@ def tuning(
     ] = None,
     seq_len: Annotated[int | None, typer.Option(help="Tokens of a row; absent: 2048, or the model's maximum.")] = None,
     microbatch: Annotated[int, typer.Option(help="Rows of a forward pass on a device; with DPO, pairs.")] = 1,
+    quantize: Annotated[
+        Literal["nf4", "nf4_double", "int8"] | None,
+        typer.Option(help="Frozen matrices of qlora, as adapter.quantize; absent: nf4."),
+    ] = None,
     recompute: Annotated[bool, typer.Option(help="Recompute each layer in the backward pass.")] = True,
     gpu: GpuOrAll = None,
     usable: Usable = None,
@@ -32,8 +36,8 @@ def tuning(
 ) -> None:
     """Print trainable parameters and bytes of tuning a model, and the fewest of each device that hold it.
 
-    smalti train tunes all weights (init_from) or adapters (adapter); DPO is only planned. With --gpu, exit 3 where no
-    number of devices is enough.
+    smalti tune trains all weights, or adapters (section adapter of a recipe). With --gpu, exit 3 where no number of
+    devices is enough.
     """
     from smalti.cli.tables import print_json
     from smalti.plan.serving.devices import max_devices
@@ -49,6 +53,7 @@ def tuning(
             rank,
             tuple(part.strip() for part in targets.split(",")) if targets is not None else (),
             recompute,
+            quantize,
         ),
     )
     rows = []
@@ -80,6 +85,7 @@ def _head(name: str, plan: "Tuned") -> dict[str, Any]:
         "model": name,
         "params": plan.params,
         "method": tuning.method,
+        "quantize": (tuning.quantize or "nf4") if tuning.method == "qlora" else None,
         "rank": plan.rank if tuning.adapts else None,
         "targets": list(plan.targets) if tuning.adapts else None,
         "seq_len": tuning.seq_len,
