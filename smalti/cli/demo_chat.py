@@ -17,6 +17,7 @@ def tune(run: str, track: tuple[str, ...], stage: Callable[..., None]) -> None:
 
     ``run``: the demo's. ``track``: changes to track. ``stage``: runs a command, after a title.
     """
+    from smalti.track.line_file import read_lines
     from smalti.tune import instructions
 
     print("\n== Instructions: synthetic conversations; the held-out ones ask about other words and numbers")
@@ -27,8 +28,10 @@ def tune(run: str, track: tuple[str, ...], stage: Callable[..., None]) -> None:
     stage("Tune: the answers are in the loss, and text is replayed", "tune", "sft", "demo-chat", *track)
     stage("Export: with the chat template and the token that ends an answer", "export", CHAT_RUN)
     stage("Evaluate after", *tasks[:2], CHAT_RUN, *tasks[3:])
+    saved = {row.get("prompt") for row in read_lines(f"{CHAT_RUN}/samples.jsonl")}  # by an earlier command
     for prompt in PROMPTS:
-        stage("Ask", "chat", CHAT_RUN, "--prompt", prompt, "--temperature", "0", "--save")
+        save = () if prompt in saved else ("--save",)
+        stage("Ask", "chat", CHAT_RUN, "--prompt", prompt, "--temperature", "0", *save)
     stage("Report: one page with every curve", "runs", "report", CHAT_RUN)
     print(summary(run, CHAT_RUN))
 

@@ -41,6 +41,17 @@ def test_the_tables_show_answers_before_and_after_and_what_was_lost(tmp_path: Pa
     assert "User: Swap: a b\n\nAssistant: b a\n" in text
 
 
+def test_a_repeated_demo_saves_no_answer_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("smalti.tune.instructions.write", lambda folder: None)
+    monkeypatch.setattr(demo_chat, "summary", lambda before, after: "")
+    Path(demo_chat.CHAT_RUN).mkdir(parents=True)
+    Path(demo_chat.CHAT_RUN, "samples.jsonl").write_text(json.dumps({"prompt": demo_chat.PROMPTS[0]}) + "\n")
+    stages: list[tuple[str, ...]] = []
+    demo_chat.tune("runs/demo", (), lambda title, *command: stages.append(command))
+    assert ["--save" in command for command in stages if command[0] == "chat"] == [False, True, True]
+
+
 def test_a_finished_demo_takes_no_gauntlet(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
