@@ -60,6 +60,14 @@ def record() -> Callable[[str, dict[str, Any]], None]:
     return write
 
 
+@pytest.fixture(params=["rows", "masks"])
+def tokens_of_heads(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Output heads read the tokens that count, as on a CPU; then all, and mask the others, as on a GPU."""
+    if request.param == "masks":
+        for module in ("train.cross_entropy", "tune.heads.divergence", "tune.heads.log_probs"):
+            monkeypatch.setattr(f"smalti.{module}.counted_rows", lambda _: None)
+
+
 @pytest.fixture
 def no_rehearsal(monkeypatch: pytest.MonkeyPatch) -> None:
     """``smalti train --dry-run`` prints the plan alone: the rehearsed step takes a second."""

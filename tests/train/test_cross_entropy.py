@@ -116,6 +116,7 @@ def test_a_tied_head_adds_to_the_embedding() -> None:
     assert _relative(tied.grad, naive.grad) < 1e-6
 
 
+@pytest.mark.usefixtures("tokens_of_heads")
 @pytest.mark.parametrize("tokens", [0, 5])
 def test_no_counted_target_is_a_loss_of_zero(tokens: int) -> None:
     hidden, weight = torch.randn(1, tokens, WIDTH, requires_grad=True), torch.randn(VOCAB, WIDTH, requires_grad=True)
@@ -134,6 +135,12 @@ def test_ignored_tokens_are_not_read_on_a_cpu() -> None:
     assert torch.equal(result.loss, whole.loss)
     assert torch.equal(result.weight, whole.weight)
     assert not result.hidden[targets == IGNORE].any()
+
+
+@pytest.mark.parametrize("chunk_bytes", [ONE_TILE, SOME_TILES, MANY_TILES])
+def test_ignored_tokens_are_masked_on_a_gpu(chunk_bytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("smalti.train.cross_entropy.counted_rows", lambda _: None)
+    test_equals_naive_float64(torch.bfloat16, 6e-3, chunk_bytes, 1e-2, 3.0)
 
 
 @pytest.mark.parametrize("target", [VOCAB, -1, -101])

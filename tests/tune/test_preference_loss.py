@@ -82,6 +82,7 @@ def test_losses_and_gradients_of_packed_rows(case: dict[str, Any], rows: list[li
         assert float(metrics["loss/train/targets"]) == sum(length(p.first) + length(p.second) for p in pairs)
 
 
+@pytest.mark.usefixtures("tokens_of_heads")
 @pytest.mark.parametrize("case", CASES, ids=lambda case: "-".join(map(str, case.values())))
 def test_the_sum_does_not_depend_on_packing_and_microbatches(case: dict[str, Any]) -> None:
     rows = some_pairs(7)

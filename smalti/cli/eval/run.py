@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from smalti.serve.folders import ModelFolder
 
 _NAMED_BENCHMARKS = 5
-_MOST = 0.5
+_TRUNCATED_FRAC = 0.5
 """From this share of truncated answers on there is a hint."""
 
 
@@ -271,7 +271,7 @@ def _print_truncated(tasks: dict[str, dict[str, Any]]) -> None:
     from smalti.evals.gauntlet.table import BY_NAME
 
     for name, score in tasks.items():
-        if score.get("truncated_frac", 0) < _MOST:
+        if score.get("truncated_frac", 0) < _TRUNCATED_FRAC:
             continue
         limit = score.get("max_new_tokens")
         print(f"{name}: {format_frac(score['truncated_frac'])} of the answers end at the token limit", end="")

@@ -226,7 +226,8 @@ class _Plan:
 
         Norms are computed on slices of the row; attention, MLP, embedding and head gather their input and
         reduce-scatter their output; the vocabulary of the loss is split. Gradients of parameters that are not split are
-        summed once a step (``distributed/parallel/tensor.py``).
+        summed once a step (``distributed/parallel/tensor.py``). Bytes of the loss are those where the head reads all
+        tokens, as on a GPU: on a CPU it leaves out those outside the loss.
         """
         model, times = self.config.model, self.cut.microbatches
         row = self.cut.tokens * model.hidden_size * self.compute
