@@ -75,6 +75,20 @@ def test_a_score_without_an_interval_leaves_the_average_without() -> None:
     assert (result.value, result.stderr, result.interval) == (0.4, None, None)
 
 
+def test_scores_of_weight_0_are_left_out() -> None:
+    none, all_, some = mean([0] * 10), mean([1] * 10), mean([1, 0, 1, 1])
+    assert average([none, some], [1, 0]) == none
+    assert average([none, some, all_], [2, 0, 2]) == average([none, all_])
+    assert average([none, replace(some, interval=None)], [1, 0]).interval == none.interval
+
+
+def test_few_items_do_not_borrow_the_smaller_variance_of_many() -> None:
+    """One of three right, ten times, or one item each, beside tasks of hundreds of items that are nearly all right."""
+    certain = [mean(np.arange(1000) < 990)] * 5
+    for few in ([mean([1, 0, 0])] * 10, [mean([index % 3 == 0]) for index in range(30)]):
+        assert average([*few, *certain]).stderr > 0.99 * average(few).stderr * len(few) / (len(few) + 5)
+
+
 @pytest.mark.parametrize("weights", [[], [1.0], [0.0, 0.0], [1.0, -1.0], [1.0, math.inf]])
 def test_weights_that_make_no_average(weights: list[float]) -> None:
     with pytest.raises(UserError, match="weight"):

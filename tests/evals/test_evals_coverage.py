@@ -32,6 +32,9 @@ AVERAGES_OF_FEW = {
     "20 categories of 3": [Task(independent(3), 0.3)] * 20,
     "20 tasks of 30": [Task(independent(30), 0.7, 0.25)] * 20,
     "tasks of 10 to 400": [Task(independent(n), 0.3) for n in (10, 20, 50, 100, 200, 400)],
+    "10 tasks of 3 beside one of 1000": [Task(independent(3), 0.5)] * 10 + [Task(independent(1000), 0.01)],
+    "10 tasks of 3 beside 5 of 300": [Task(independent(3), 0.4)] * 10 + [Task(independent(300), 0.95)] * 5,
+    "20 single items beside 5 tasks of 300": [Task(independent(1), 0.5)] * 20 + [Task(independent(300), 0.95)] * 5,
 }
 """Tasks of few items; their paired differences are too wide."""
 SAMPLE = ("50 items", "20 clusters of 10")

@@ -38,10 +38,13 @@ def average(scores: Sequence[Estimate], weights: Sequence[float] | None = None) 
     a score of few items has no spread. The other is Wilson's at the effective n of the average (Student's t where
     scores are not of right-or-wrong items), which holds for many scores of few items. Those of few clusters count with
     the degrees of freedom of the average (Welch & Satterthwaite). The average has no interval where a score has none.
+    Scores of weight 0 are left out.
     """
     shares = normalized(weights if weights is not None else [1.0] * len(scores))
     if len(shares) != len(scores):
         raise UserError(f"{len(scores)} scores and {len(shares)} weights", allowed="a weight for each score")
+    scores = [score for share, score in zip(shares, scores, strict=True) if share]
+    shares = [share for share in shares if share]
     if len(scores) == 1:
         return scores[0]
     value = math.fsum(share * score.value for share, score in zip(shares, scores, strict=True))
@@ -91,19 +94,22 @@ def _units(score: Estimate) -> int:
 
 
 def _variances(scores: Sequence[Estimate]) -> list[float]:
-    """Return the variances of scores, each as if it had one item (cluster) more, of the variance that all have within.
+    """Return the variances of scores, each as if it had one item (cluster) more, of the variance that items have.
 
     By chance, a score of few items may have no spread, and one of a single item has none; over equal sizes the sum
-    stays the same. Single items alone have the variance between them.
+    stays the same. The variance that items have is the largest of three, because scores of few items may differ from
+    the others: that within scores where each item weighs the same, that where a score weighs about as much as its
+    variance does in the average, and that between scores of a single item.
     """
     sizes = [_units(score) for score in scores]
     of_items = [(score.stderr or 0.0) ** 2 * size for score, size in zip(scores, sizes, strict=True)]
-    if max(sizes) == 1:
-        pooled = variance([score.value for score in scores])
-    else:
-        within = math.fsum((size - 1) * each for size, each in zip(sizes, of_items, strict=True))
-        pooled = within / (sum(sizes) - len(sizes))
-    return [((size - 1) * each + pooled) / size**2 for size, each in zip(sizes, of_items, strict=True)]
+    single = [score.value for score, size in zip(scores, sizes, strict=True) if size == 1]
+    largest = variance(single) if len(single) > 1 else 0.0
+    for power in (0, 2) if len(single) < len(scores) else ():
+        weights = [(size - 1) / size**power for size in sizes]
+        within = math.fsum(weight * each for weight, each in zip(weights, of_items, strict=True))
+        largest = max(largest, within / math.fsum(weights))
+    return [((size - 1) * each + largest) / size**2 for size, each in zip(sizes, of_items, strict=True)]
 
 
 def _bounds(shares: Sequence[float], scores: Sequence[Estimate]) -> Interval | None:
