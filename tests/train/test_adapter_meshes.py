@@ -106,11 +106,11 @@ def test_steps_are_those_of_one_rank(quantize: str | None, meshes: list[dict[str
         torch.testing.assert_close(torch.tensor(steps[0].figures), torch.tensor(wanted.figures), rtol=1e-5, atol=0)
         for kind in ("gradients", "weights"):
             tensors = getattr(wanted, kind)
-            joined = {name: tensor for step in steps for name, tensor in getattr(step, kind).items()}
-            assert joined.keys() == tensors.keys()
-            for name, tensor in tensors.items():
-                assert tensor.any() or mesh is meshes[0]  # where B is 0, so the gradient of A is too
-                torch.testing.assert_close(joined[name], tensor, rtol=1e-4, atol=1e-6, msg=f"{mesh} {kind} {name}")
+            assert {name for step in steps for name in getattr(step, kind)} == tensors.keys()
+            for name, tensor in ((name, each) for step in steps for name, each in getattr(step, kind).items()):
+                assert tensors[name].any() or mesh is meshes[0]  # where B is 0, so the gradient of A is too
+                msg = f"{mesh} {kind} {name}"
+                torch.testing.assert_close(tensor, tensors[name], rtol=1e-4, atol=1e-6, msg=msg)
         if mesh is not V:  # of which the plan does not know that the first rank has the last layers too
             planned = memory_per_rank(config)
             sizes = [planned.params_bytes, planned.moments_bytes]  # of the fullest pipeline stage
