@@ -10,11 +10,14 @@ is chosen by a run with another one, and a rate that diverges is never the best.
 schedule and data: less than one epoch of Debian's packages. Active parameters are equal: an expert is as wide as the
 dense MLP divided by the number of active experts. The FLOPs of the router are compensated by fewer steps.
 
-The same command resumes a stopped study; ``experts_study/`` has its parts.
+The same command resumes a stopped study. With ``--record`` it keeps its finished runs in
+bench/results/experts_runs.json until the study is whole, and continues from those of another machine.
+``experts_study/`` has its parts.
 """
 
 import argparse
 import fcntl
+import json
 import os
 import sys
 from dataclasses import asdict
@@ -24,12 +27,14 @@ from typing import Any
 from experts_study import corpus, figures, runs
 from experts_study.order import all_runs
 from experts_study.settings import MOE, QUICK, Place, Size
-from record import RecordOption, commit_of, machine, record
+from record import RESULTS, RecordOption, commit_of, machine, record
 
 from smalti.base.chart import standalone
 
 ROOT = Path(__file__).resolve().parent.parent
 PICTURES = ROOT / "docs" / "concepts" / "pictures"
+UNFINISHED = RESULTS / "experts_runs.json"
+"""Runs of a study that is not finished."""
 
 
 def study_of(options: argparse.Namespace, folder: Path) -> tuple[runs.Study, dict[str, Any]]:
@@ -53,11 +58,14 @@ def study_of(options: argparse.Namespace, folder: Path) -> tuple[runs.Study, dic
         code=runs.code_digest(),
         commit=commit_of(ROOT),
         machine=str(machine()["gpu" if device == "cuda" else "processor"]),
+        recorded=json.loads(UNFINISHED.read_text())["figures"]["runs"] if UNFINISHED.exists() else {},
     )
     return study, data
 
 
-def execute(study: runs.Study, jobs: int) -> tuple[dict[runs.Run, runs.Result], dict[str, dict[str, float]]]:
+def execute(
+    study: runs.Study, jobs: int, keep: bool
+) -> tuple[dict[runs.Run, runs.Result], dict[str, dict[str, float]]]:
     """Run what is missing; return the results and the measured speeds. Exits with 1 if runs failed."""
     speed = runs.speeds(study)
     with runs.pool(jobs) as executor:
@@ -66,7 +74,12 @@ def execute(study: runs.Study, jobs: int) -> tuple[dict[runs.Run, runs.Result], 
         every = all_runs(runs.scores(results), study.size, study.seeds, study.grid_seeds)
         hours = forecast.seconds([run for run in every if run not in results]) / 3600
         report(f"{len(every)} runs, {len(results)} finished; {hours:.1f} core-hours left, {hours / jobs:.1f} h in all")
-        results = runs.run_all(study, executor, jobs, forecast, report)
+
+        def record_unfinished(finished: dict[runs.Run, runs.Result]) -> None:
+            if keep:
+                record(UNFINISHED.stem, {"runs": runs.by_name(study, finished)})
+
+        results = runs.run_all(study, executor, jobs, forecast, report, record_unfinished)
     if runs.next_runs(runs.scores(results), study.size, study.seeds, study.grid_seeds):
         sys.exit("runs failed, see above; the same command tries them again")
     return results, speed
@@ -142,7 +155,7 @@ def main() -> None:
         folder.mkdir(parents=True, exist_ok=True)
         lock(folder)
     study, data = study_of(options, folder)
-    results, speed = shown(study) if options.show else execute(study, options.jobs)
+    results, speed = shown(study) if options.show else execute(study, options.jobs, options.record)
     if options.picture and runs.next_runs(runs.scores(results), study.size, study.seeds, study.grid_seeds):
         parser.error("--picture needs all runs, and some are missing: leave out --show")
     figures.show(study, results, speed)
@@ -155,6 +168,7 @@ def main() -> None:
         result = figures_of(study, data, results) | {"speed": speed}
         print(f"the runs come from {len(result['commits'])} commits")
         print("wrote", record("experts", result))
+        UNFINISHED.unlink(missing_ok=True)
 
 
 if __name__ == "__main__":

@@ -4,13 +4,13 @@ import math
 import statistics
 from collections.abc import Mapping
 
-from experts_study.settings import Length, Run, Size
+from experts_study.settings import DECIDING, Length, Run, Size
 
 Scores = Mapping[Run, float]
 
 
 def next_runs(scores: Scores, size: Size, seeds: int, grid_seeds: int) -> list[Run]:
-    """Return the runs without a score that are called for by now, the shortest first.
+    """Return the runs without a score that are called for by now: those of the deciding kinds, then the shortest.
 
     At each length a kind trains ``grid_seeds`` seeds of each rate; its best rate gets all ``seeds``, and its best rates
     go to the next length. Rates are added where the best is at an edge. A rate that diverged (its score is infinite) is
@@ -24,7 +24,7 @@ def next_runs(scores: Scores, size: Size, seeds: int, grid_seeds: int) -> list[R
             if best is not None and _complete(scores, kind, length, rates, grid_seeds):
                 runs += [Run(kind, length.steps, best, seed) for seed in range(seeds)]
     missing = [run for run in dict.fromkeys(runs) if run not in scores]
-    return sorted(missing, key=lambda run: (run.steps, run.seed))
+    return sorted(missing, key=lambda run: (run.kind not in DECIDING, run.steps, run.seed))
 
 
 def all_runs(scores: Scores, size: Size, seeds: int, grid_seeds: int) -> list[Run]:

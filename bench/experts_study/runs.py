@@ -1,7 +1,8 @@
 """Executes the runs: as many processes as jobs, one run each; what is finished is kept and not repeated.
 
 The result of a run is a file named by a digest of its settings, its data and the code of model and optimizer, so it
-outlives commits that change none of them. A run that was stopped resumes from its checkpoint.
+outlives commits that change none of them. A run that was stopped resumes from its checkpoint. Finished runs may be kept
+in ``bench/results/experts_runs.json`` too, from which another machine continues the study.
 """
 
 import ast
@@ -19,7 +20,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -79,6 +80,8 @@ class Study:
     """``code_digest`` at the start."""
     commit: str
     machine: str
+    recorded: dict[str, Result] = field(default_factory=dict)
+    """Results of earlier, unfinished studies by the names of their folders."""
 
     def config(self, run: Run) -> RunConfig:
         """Return the config of a run; the name of its folder ends with its key."""
@@ -88,7 +91,7 @@ class Study:
     def result(self, run: Run) -> Result | None:
         """Return the result of a run; None if it is not finished."""
         path = result_path(self.config(run))
-        return json.loads(path.read_text()) if path.exists() else None
+        return json.loads(path.read_text()) if path.exists() else self.recorded.get(path.stem)
 
     def results(self) -> dict[Run, Result]:
         """Return the results of all finished runs that the study calls for."""
@@ -291,11 +294,17 @@ class Forecast:
 
 
 def run_all(
-    study: Study, executor: ProcessPoolExecutor, jobs: int, forecast: Forecast, report: Callable[[str], None]
+    study: Study,
+    executor: ProcessPoolExecutor,
+    jobs: int,
+    forecast: Forecast,
+    report: Callable[[str], None],
+    keep: Callable[[dict[Run, Result]], None] = lambda _: None,
 ) -> dict[Run, Result]:
     """Execute all runs, ``jobs`` at a time; return the results of those that succeeded.
 
-    A run that fails is tried again after the others, and then left out with a message.
+    A run that fails is tried again after the others, and then left out with a message. ``keep`` is called with all
+    results after each run.
     """
     results = study.results()
     failures: Counter[Run] = Counter()
@@ -319,6 +328,7 @@ def run_all(
                 continue
             forecast.correct(run, time.perf_counter() - begin_s)
             report(_progress(study, run, results, forecast, jobs))
+            keep(results)
 
 
 def _progress(study: Study, run: Run, results: dict[Run, Result], forecast: Forecast, jobs: int) -> str:
@@ -326,6 +336,11 @@ def _progress(study: Study, run: Run, results: dict[Run, Result], forecast: Fore
     left_h = forecast.seconds([other for other in every if other not in results]) / jobs / 3600
     score = scores(results)[run]
     return f"{len(results)} of {len(every)} runs, {left_h:.1f} h left: {run.name}: {score:.4f} bits per byte"
+
+
+def by_name(study: Study, results: dict[Run, Result]) -> dict[str, Result]:
+    """Return the results by the names of their folders, which hold the key of settings, data and code."""
+    return {result_path(study.config(run)).stem: result for run, result in results.items()}
 
 
 def as_rows(results: dict[Run, Result]) -> list[dict[str, Any]]:

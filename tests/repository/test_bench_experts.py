@@ -192,6 +192,16 @@ def test_finished_runs_are_read_and_the_missing_ones_called_for(study: runs.Stud
     assert runs.scores(study.results()) == {first[0]: 2.0}
 
 
+def test_an_unfinished_study_continues_from_recorded_runs(study: runs.Study, tmp_path: Path) -> None:
+    first, second = next_runs({}, study.size, 3, 1)[:2]
+    kept = runs.by_name(study, {first: {"bits_per_byte": [2.0]}, second: {"bits_per_byte": [3.0]}})
+    elsewhere = replace(
+        study, place=Place(tmp_path / "elsewhere", tmp_path / "other"), recorded=json.loads(json.dumps(kept))
+    )
+    assert runs.scores(elsewhere.results()) == {first: 2.0, second: 3.0}
+    assert replace(elsewhere, code="changed").results() == {}
+
+
 def test_a_step_that_was_repeated_after_a_stop_counts_once(study: runs.Study) -> None:
     config = study.config(Run("dense", 256, 1e-3, 0))
     Path(config.run_folder).mkdir(parents=True)
