@@ -5,8 +5,8 @@
     make bench NAME=experts ARGS=--show                 the tables of what is finished; runs nothing
 
 Every kind tries a grid of learning rates for 1M tokens, extended where the best is at an edge; its two best rates are
-tried for 4M tokens, and the best of dense and of 4 of 16 trains for 16M. The best rate of a length gets all seeds; it
-is chosen by a run with another one, and a rate that diverges is never the best. Runs have the same width, depth, batch,
+tried for 4M tokens, and the best of dense and of 4 of 16 trains for 16M. Rates are compared with the first seed; the
+best of a length gets all seeds, and a rate that diverges is never the best. Runs have the same width, depth, batch,
 schedule and data: less than one epoch of Debian's packages. Active parameters are equal: an expert is as wide as the
 dense MLP divided by the number of active experts. The FLOPs of the router are compensated by fewer steps.
 

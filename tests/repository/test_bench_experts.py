@@ -24,7 +24,7 @@ sys.path.append(str(ROOT / "bench"))
 
 from experts_study import corpus, figures, runs, settings
 from experts_study.order import all_runs, best_rate, next_runs
-from experts_study.settings import DECIDING, GRID_SEED, KINDS, Place, Run, Size
+from experts_study.settings import DECIDING, KINDS, Place, Run, Size
 
 PLACE = Place(Path("runs"), Path("tokens"))
 
@@ -100,7 +100,7 @@ def test_the_best_rates_reach_the_next_length_with_all_seeds_and_edges_are_exten
         for length in size.lengths:
             best = best_rate(scores, kind, length, 1)
             seeds = {run.seed for run in scores if (run.kind, run.steps, run.lr) == (kind, length.steps, best)}
-            assert seeds == ({0, 1, 2} if length is size.lengths[-1] else {0, 1, 2, GRID_SEED})
+            assert seeds == {0, 1, 2}
 
 
 def test_the_forecast_of_all_runs_holds_those_that_are_finished() -> None:
@@ -115,9 +115,9 @@ def test_the_forecast_of_all_runs_holds_those_that_are_finished() -> None:
 
 def test_a_rate_that_diverged_is_never_the_best() -> None:
     length = Size().lengths[0]
-    scores = {Run("dense", 256, 1e-3, GRID_SEED): 3.0, Run("dense", 256, 8e-3, GRID_SEED): math.nan}
+    scores = {Run("dense", 256, 1e-3, 0): 3.0, Run("dense", 256, 8e-3, 0): math.nan}
     assert best_rate(scores, "dense", length, 1) == 1e-3
-    scores[Run("dense", 256, 4e-3, GRID_SEED)] = 2.5
+    scores[Run("dense", 256, 4e-3, 0)] = 2.5
     assert best_rate(scores, "dense", length, 1) == 4e-3
     scores[Run("dense", 256, 4e-3, 2)] = math.inf
     assert best_rate(scores, "dense", length, 1) == 1e-3, "a seed of the table diverged"
@@ -130,7 +130,7 @@ def test_a_study_with_rates_that_diverge_ends(
     results: dict[Run, runs.Result] = {}
     while called := next_runs(runs.scores(results), study.size, 3, 1):
         results |= {run: {"bits_per_byte": [None if run.lr > limit else 2 - run.lr]} for run in called}
-    assert {run.lr for run in results if run.kind == "2 of 8" and run.seed < 3} == ({2e-3} if limit else set())
+    assert {run.lr for run in results if run.kind == "2 of 8" and run.seed == 2} == ({2e-3} if limit else set())
     assert figures.grid(study, results)["1048576"]["dense"]["0.004"] is None
     assert min(run.lr for run in results) == (1e-3 if limit else 0.125e-3)
     if not limit:
@@ -143,7 +143,7 @@ def test_a_run_that_diverges_is_finished(study: runs.Study, monkeypatch: pytest.
         raise NotFinite(7, math.nan, 1.0)
 
     monkeypatch.setattr(job, "run", diverge)
-    run = Run("dense", 256, 1e-3, GRID_SEED)
+    run = Run("dense", 256, 1e-3, 0)
     result = runs.train(study.config(run), "abc", "m")
     assert "loss is nan at step 7" in result["diverged"]
     assert result == study.result(run)
@@ -334,7 +334,7 @@ def test_results_are_replaced_only_by_those_of_a_whole_study(
     monkeypatch.setenv("BENCH_COMMIT", "abc")
     monkeypatch.setattr(experts, "PICTURES", ROOT / "no" / "pictures")
     monkeypatch.setattr(experts, "study_of", lambda *_: (study, {}))
-    monkeypatch.setattr(runs.Study, "results", lambda _: {Run("dense", 256, 1e-3, GRID_SEED): {"bits_per_byte": [2.0]}})
+    monkeypatch.setattr(runs.Study, "results", lambda _: {Run("dense", 256, 1e-3, 0): {"bits_per_byte": [2.0]}})
     monkeypatch.setattr(sys, "argv", ["experts.py", "--folder", str(tmp_path / "study"), *arguments])
     with pytest.raises(SystemExit) as ended:
         experts.main()
