@@ -60,7 +60,7 @@ from smalti.model.init import init_weights
 
 HERE = Path(__file__).resolve().parent
 CONTENDERS = ("smalti", "rows", "packed", "padded")
-SETTINGS = {"lr": 1e-3, "betas": [0.9, 0.95], "eps": 1e-8, "clip_norm": 1.0}
+SETTINGS = {"lr": 3e-4, "betas": [0.9, 0.95], "eps": 1e-8, "clip_norm": 1.0}
 SPECIALS = (EOD, "<|im_start|>", "<|im_end|>")
 WARM_STEPS, MICROBATCH_CHATS, TEMPLATE_TOKENS, CHATS = 2, 8, 24, 1000
 LOSS_TOLERANCE = {"fp32": 1e-3, "bf16": 3e-2}
