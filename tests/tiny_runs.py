@@ -14,7 +14,7 @@ from smalti.config.run import RunConfig
 from smalti.data.tokenizer.encode import Tokenizer
 from smalti.data.tokenizer.train import train_bpe
 from smalti.data.tokens.writer import TokenWriter
-from smalti.distributed.checkpoint import checkpoint
+from smalti.distributed.checkpoint import saver
 
 TEXTS = [
     "def add(a, b):\n    return a + b\n",
@@ -78,4 +78,4 @@ def add_checkpoint(run: Path, config: RunConfig, step: int) -> str:
     tensors = {f"model.{name}": tensor for name, tensor in weights.items()}
     with warnings.catch_warnings():  # one process alone is what is meant
         warnings.filterwarnings("ignore", message="torch.distributed is disabled")
-        return checkpoint.save(run / "checkpoints", step, tensors, {"step": step}, keep=5)
+        return saver.save(run / "checkpoints", step, tensors, {"step": step}, keep=5)

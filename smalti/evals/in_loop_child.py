@@ -45,7 +45,7 @@ def _evaluate(folder: Path, request: dict[str, Any]) -> dict[str, Any]:
     from smalti.evals import suite
     from smalti.evals.cache import Cache
     from smalti.serve.engine.engine import Engine
-    from smalti.track.checkpoint_names import step_of
+    from smalti.track.checkpoints.names import step_of
 
     torch.set_num_threads(request["threads"])
     step, target = step_of(folder), folder / "export"

@@ -21,7 +21,6 @@ from smalti.base.errors import UserError
 from smalti.config.eval import EvalConfig
 from smalti.config.load import from_dict
 from smalti.config.run import RunConfig
-from smalti.distributed.checkpoint.checkpoint import folder_name
 from smalti.evals import in_loop_child
 from smalti.evals.graders.ifeval.rows import load_rows
 from smalti.evals.tasks import generation, instructions
@@ -29,7 +28,7 @@ from smalti.evals.tasks.find import FileTask
 from smalti.evals.tasks.items import read_items
 from smalti.evals.tasks.windows import Encoder
 from smalti.model.huggingface import FAMILIES
-from smalti.track.checkpoint_names import complete, is_name, step_of
+from smalti.track.checkpoints.names import complete, folder_name, is_name, step_of
 from smalti.train.cadence import Cadence
 from smalti.train.hooks import Hook
 from smalti.train.loop import Job

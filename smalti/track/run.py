@@ -21,7 +21,7 @@ from smalti.config.identity import difference, placement_difference
 from smalti.config.load import dump, load
 from smalti.config.run import JobConfig, RunConfig
 from smalti.track.attempts import attempts, log_folder
-from smalti.track.checkpoint_names import complete, last_saved, step_of
+from smalti.track.checkpoints.names import complete, last_saved, step_of
 from smalti.track.events import EventLog, read_events
 from smalti.track.line_file import disk_trouble
 from smalti.track.provenance import provenance

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from smalti.base import log, store
 from smalti.base.errors import UserError
 from smalti.config.run import JobConfig
-from smalti.track.checkpoint_names import BEST, best, complete, step_of
+from smalti.track.checkpoints.names import BEST, best, complete, step_of
 from smalti.track.sinks.jsonl import read_metrics
 from smalti.train.hooks import Hook
 from smalti.train.loop import Job

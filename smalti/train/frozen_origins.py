@@ -9,10 +9,10 @@ from pathlib import Path
 
 from smalti.base import store
 from smalti.config.run import JobConfig, RunConfig
-from smalti.distributed.checkpoint import checkpoint
 from smalti.distributed.checkpoint.base import identity, is_model_folder, require_same
 from smalti.distributed.checkpoint.card import RECORD
 from smalti.distributed.group import world as worlds
+from smalti.track.checkpoints import manifest
 from smalti.train.weights import find_checkpoint
 
 Identities = dict[str, dict[str, str]]
@@ -41,7 +41,7 @@ def _identity_of(source: str) -> dict[str, str]:
 def require_recorded(config: RunConfig, path: str | None, identities: Mapping[str, dict[str, str]]) -> None:
     """Raise DataError where ``check`` does."""
     if path is not None:
-        saved = checkpoint.read_state(path)
+        saved = manifest.read_state(path)
         for name in identities.keys() & saved.keys():  # earlier versions recorded the base of adapters only
             require_same(saved[name], identities[name], f"the weights in {path} were")
     elif config.adapter is not None and config.adapter.init_from is not None:

@@ -18,10 +18,10 @@ from smalti.base.errors import Interrupted, RetryableError, UserError
 from smalti.config.durations import RunLength
 from smalti.config.run import JobConfig
 from smalti.data.fetch.counts import Counts
-from smalti.distributed.checkpoint import checkpoint
+from smalti.distributed.checkpoint import saver
 from smalti.distributed.group.mesh import Mesh
 from smalti.distributed.group.world import RaisedOnAllRanks, broadcast_from_rank0
-from smalti.track.checkpoint_names import size_bytes
+from smalti.track.checkpoints.names import size_bytes
 from smalti.track.run import RunFolder
 from smalti.track.sinks.feed import Events
 from smalti.train.batches import Batches, TokenBatches
@@ -324,7 +324,7 @@ def _save(job: Job, *, must_succeed: bool, keep: int | None = None) -> bool:
     keep = keep or job.config.train.checkpoint.keep
     try:
         broadcast_from_rank0(job.folder.require_in_place)
-        path = checkpoint.save(job.folder.checkpoints, step, job.tensors(), checkpoint_metadata(job), keep=keep)
+        path = saver.save(job.folder.checkpoints, step, job.tensors(), checkpoint_metadata(job), keep=keep)
     except RetryableError as error:
         job.events.write("checkpoint_failed", step=step, reason=error.message)
         if must_succeed:

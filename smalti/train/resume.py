@@ -20,6 +20,7 @@ from smalti.config.run import JobConfig, RunConfig
 from smalti.data.stream.fork import plan_fork
 from smalti.distributed.checkpoint import checkpoint
 from smalti.distributed.group import world as worlds
+from smalti.track.checkpoints import manifest, retention
 from smalti.track.out_of_memory import limit_tokens
 from smalti.track.run import RunFolder
 from smalti.train.batches import Batches
@@ -68,7 +69,7 @@ def find_checkpoint(folder: RunFolder, events: Any) -> str | None:
         reject(missing, "it is missing, or not complete")
     path = checkpoint.newest(folder.checkpoints, reject, shared=True)
     if path is not None:
-        for aside in worlds.broadcast_from_rank0(lambda: checkpoint.set_aside_newer(path)):
+        for aside in worlds.broadcast_from_rank0(lambda: retention.set_aside_newer(path)):
             warn("it is renamed to %s", aside)
     return path
 
@@ -82,7 +83,7 @@ def load_checkpoint(
     """
     if path is None:
         return {}
-    saved = worlds.broadcast_from_rank0(lambda: checkpoint.read_state(path))
+    saved = worlds.broadcast_from_rank0(lambda: manifest.read_state(path))
     batches.check(saved["stream"], saved["step"])
     checkpoint.load(path, dict(tensors))
     state.step = saved["step"]

@@ -12,7 +12,7 @@ from smalti.base.errors import ExitCode, RetryableError, UserError
 from smalti.config.load import from_dict
 from smalti.config.run import RunConfig
 from smalti.data.stream.fork import plan_fork
-from smalti.track.checkpoint_names import complete, last_saved
+from smalti.track.checkpoints.names import complete, last_saved
 from smalti.track.run import RunFolder
 
 

@@ -16,6 +16,7 @@ from smalti.model.adapters.apply import is_adapter
 from smalti.model.decoder import Decoder
 from smalti.model.huggingface import save
 from smalti.model.init import init_weights
+from smalti.track.checkpoints import manifest
 from smalti.train import Hook, build, fit
 
 
@@ -46,7 +47,7 @@ def test_base_is_frozen_and_only_adapters_are_saved(tmp_path: Path) -> None:
     path = tmp_path / "runs/moe/checkpoints/step-00000002"
     assert all(map(is_adapter, checkpoint.shapes(path)))
     assert all("lora" in name for name in job.tensors())
-    assert checkpoint.read_state(path)["base"]["init_from"] == str(tmp_path / "base")
+    assert manifest.read_state(path)["base"]["init_from"] == str(tmp_path / "base")
 
 
 class Losses(Hook):

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from smalti.base.errors import UserError
-from smalti.track.checkpoint_names import best
+from smalti.track.checkpoints.names import best
 from smalti.track.events import NoEventLog
 from smalti.train.best import KeepBest
 

@@ -11,7 +11,7 @@ from test_step import MOE, _gradients_after_step, _relative
 from torch import nn
 from torch.distributed.tensor import Shard, distribute_tensor, init_device_mesh
 
-from smalti.distributed.checkpoint import checkpoint
+from smalti.distributed.checkpoint import checkpoint, saver
 from smalti.distributed.parallel.fsdp import _placement
 
 SIX = MOE.model_copy(update={"moe": MOE.moe.model_copy(update={"num_experts": 6}) if MOE.moe else None})
@@ -52,7 +52,7 @@ def _experts(fill: float | None) -> dict[str, torch.Tensor]:
 
 
 def _save(rank: int, folder: Path) -> str:
-    return checkpoint.save(folder, 1, _experts(None), {"step": 1}, keep=1)
+    return saver.save(folder, 1, _experts(None), {"step": 1}, keep=1)
 
 
 def _load(rank: int, path: str) -> Any:

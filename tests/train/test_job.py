@@ -18,6 +18,7 @@ from smalti.config.load import from_dict
 from smalti.config.run import JobConfig, RunConfig
 from smalti.distributed.checkpoint import checkpoint
 from smalti.model.init import draw
+from smalti.track.checkpoints import manifest
 from smalti.track.run import RunFolder
 from smalti.train import Hook, build, fit
 from smalti.train.loop import Job
@@ -188,7 +189,7 @@ def test_init_from_takes_weights_only(tmp_path: Path) -> None:
     second = _changed(first, name="second", folder=str(tmp_path / "runs/second"), init_from=first.run_folder,
                       train__duration="2step")  # fmt: skip
     assert run_ranks(1, _fit, second) == [2]
-    state = checkpoint.read_state(checkpoint.newest(f"{second.run_folder}/checkpoints") or "")
+    state = manifest.read_state(checkpoint.newest(f"{second.run_folder}/checkpoints") or "")
     assert (state["step"], state["tokens"]) == (2, 768)
     before, after = _weights(first), _weights(second)
     fresh = {name: draw(name, tensor.shape, first.model, first.seed) for name, tensor in before.items()}

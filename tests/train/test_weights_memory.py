@@ -14,7 +14,7 @@ from torch.distributed.tensor import DTensor
 from smalti.config.load import dump
 from smalti.config.model import ModelConfig
 from smalti.config.run import RunConfig
-from smalti.distributed.checkpoint import checkpoint
+from smalti.distributed.checkpoint import saver
 from smalti.distributed.checkpoint.export import export
 from smalti.distributed.group import mesh
 from smalti.distributed.parallel import fsdp
@@ -101,7 +101,7 @@ def _write_run(rank: int, run: Path) -> None:
     model = _sharded(run)
     fsdp.materialize(model, torch.device("cpu"), lambda name, shape: draw(name, shape, MODEL, 0))
     tensors = {f"model.{name}": tensor for name, tensor in model.state_dict().items()}
-    checkpoint.save(run / "checkpoints", 1, tensors, {"step": 1}, keep=1)
+    saver.save(run / "checkpoints", 1, tensors, {"step": 1}, keep=1)
 
 
 def _export(rank: int, run: Path) -> int:

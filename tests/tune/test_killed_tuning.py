@@ -14,9 +14,10 @@ from tiny_runs import tiny_run, tiny_tokenizer
 
 from smalti.config.run import RunConfig
 from smalti.data.examples.folder import ExamplesRecord
-from smalti.distributed.checkpoint import checkpoint
 from smalti.distributed.checkpoint.export import export
 from smalti.evals.in_loop import heldout_hook
+from smalti.track.checkpoints import manifest
+from smalti.track.checkpoints.names import folder_name
 from smalti.train import Hook, build, fit
 from smalti.train.loop import Job
 from smalti.tune import prepare
@@ -111,14 +112,14 @@ def _results(run: Path, examples: Path) -> dict[str, Any]:
         for line in (run / "metrics.jsonl").read_text().splitlines()
     ]
     events = [json.loads(line) for line in (run / "events.jsonl").read_text().splitlines()]
-    path = run / "checkpoints" / checkpoint.folder_name(STEPS)
+    path = run / "checkpoints" / folder_name(STEPS)
     files = {file["name"]: file["sha256"] for file in json.loads((path / "manifest.json").read_text())["files"]}
     return {
         "examples": sorted(set(examples.read_text().splitlines())),
         "metrics": [row for row in metrics if len(row) > 1],
         "best steps": [(event["step"], event["value"]) for event in events if event["event"] == "checkpoint_best"],
         "best": (run / "checkpoints/best").read_text(),
-        "state": {key: value for key, value in checkpoint.read_state(path).items() if not key.endswith("_s")},
+        "state": {key: value for key, value in manifest.read_state(path).items() if not key.endswith("_s")},
         # the tensors of the only rank: weights, moments, values of the loss
         "tensors": [digest for name, digest in files.items() if name.endswith(".distcp")],
     }

@@ -213,7 +213,7 @@ def _require_newest(folder: "ModelFolder") -> None:
     """Raise UserError where the export of a run is not of its newest checkpoint."""
     from smalti.base.errors import UserError
     from smalti.distributed.checkpoint import checkpoint
-    from smalti.track.checkpoint_names import step_of
+    from smalti.track.checkpoints.names import step_of
 
     newest = checkpoint.newest(f"{folder.run_folder}/checkpoints") if folder.run_folder else None
     step = folder.record.get("step")

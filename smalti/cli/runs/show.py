@@ -10,7 +10,7 @@ from smalti.cli.tables import pairs, table
 from smalti.config.run import RunConfig
 from smalti.cost.params import count
 from smalti.plan.verify import verify
-from smalti.track.checkpoint_names import complete
+from smalti.track.checkpoints.names import complete
 from smalti.track.listing import best_eval
 from smalti.track.report.continued import COLUMNS, continued
 from smalti.track.report.read import RunRecord, get, read_run

@@ -26,7 +26,7 @@ from smalti.distributed.checkpoint.card import RECORD
 from smalti.distributed.checkpoint.export_adapter import merge_errors, merged_weights, probe_ids, write_adapter
 from smalti.model.dtypes import DTYPES
 from smalti.model.huggingface import FAMILIES, load_folder, open_folder, save_folder
-from smalti.track.checkpoint_names import best, complete, step_of
+from smalti.track.checkpoints.names import best, complete, folder_name, step_of
 from smalti.track.run import RunFolder
 
 _DTYPES = DTYPES | {"fp16": torch.float16}
@@ -164,7 +164,7 @@ def _checkpoint(run: Path, step: int | None, folder: Path) -> str:
         if newest is None:
             raise UserError(f"the run {run} has no complete checkpoint yet", hint=f"smalti train {run / 'config.yaml'}")
         return newest
-    path = folder / checkpoint.folder_name(step)
+    path = folder / folder_name(step)
     problem = checkpoint.fault(path) if path.is_dir() else "it does not exist"
     if problem is not None:
         there = sorted(map(step_of, complete(folder)))

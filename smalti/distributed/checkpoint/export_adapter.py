@@ -23,7 +23,8 @@ from smalti.model.adapters.adapter import Adapter, Merged
 from smalti.model.adapters.quantized import Dequantized
 from smalti.model.decoder import Decoder
 from smalti.model.huggingface_weights import companion_files, meta_weights
-from smalti.track.checkpoint_names import step_of
+from smalti.track.checkpoints import manifest
+from smalti.track.checkpoints.names import step_of
 from smalti.track.provenance import directory_of
 
 _CARD = """---
@@ -128,7 +129,7 @@ def probe_ids(model: ModelConfig) -> Tensor:
 def _base_weights(run: Path, config: RunConfig, source: str) -> Mapping[str, Tensor]:
     assert config.init_from is not None
     path = base.find(str(Path(directory_of(run, [config.init_from]) or ".", config.init_from)))
-    recorded = checkpoint.read_state(source)["base"]
+    recorded = manifest.read_state(source)["base"]
     base.require_same(recorded, base.identity(path, config.init_from), f"the adapters in {source} were")
     return base.weights(path)
 
@@ -144,7 +145,7 @@ def write_adapter(final: Path, run: Path, config: RunConfig, source: str, dtype:
     if final.exists() and not peft.is_adapter_folder(final):
         raise DataError(f"{final} exists and is not an exported adapter", hint="name another folder: --output FOLDER")
     adapter = read_adapter(config, source).to(as_dtype)
-    recorded, step = checkpoint.read_state(source)["base"], step_of(source)
+    recorded, step = manifest.read_state(source)["base"], step_of(source)
     record: dict[str, Any] = {
         "run": config.name,
         "run_folder": str(run.resolve()),

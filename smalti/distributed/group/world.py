@@ -182,6 +182,25 @@ def _as_sent(error: Exception) -> Exception:
     return error
 
 
+def rank() -> int:
+    """Return the rank of this process; 0 without a process group."""
+    return dist.get_rank() if dist.is_initialized() else 0
+
+
+def gather(items: list[T]) -> list[T]:
+    """Return the items of all ranks in the order of ranks, on every rank."""
+    if not dist.is_initialized() or dist.get_world_size() == 1:
+        return items
+    parts: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(parts, items)
+    return [item for part in parts for item in part]
+
+
+def first_failure(failure: str | None) -> str | None:
+    """Return the first failure of any rank, on all ranks."""
+    return next((text for text in gather([failure]) if text is not None), None)
+
+
 def may_leave(error: BaseException | None) -> bool:
     """Return whether the ranks can still communicate after ``error``.
 

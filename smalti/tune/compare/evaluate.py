@@ -15,7 +15,7 @@ from smalti.distributed.checkpoint.export import export
 from smalti.evals import suite
 from smalti.evals.samples import Results, Sample, read_results
 from smalti.serve.engine.engine import Engine
-from smalti.track.checkpoint_names import step_of
+from smalti.track.checkpoints.names import step_of
 from smalti.track.run import RunFolder
 from smalti.train.origin import run_of
 from smalti.tune.compare.questions import ANSWERS, LIKELIHOOD, Asked

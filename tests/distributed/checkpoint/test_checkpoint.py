@@ -14,8 +14,9 @@ from torch.distributed.tensor import Shard, distribute_tensor, init_device_mesh
 
 from smalti.base.errors import DataError, RetryableError
 from smalti.base.hashing import sha256_file
-from smalti.distributed.checkpoint import checkpoint
+from smalti.distributed.checkpoint import checkpoint, saver
 from smalti.distributed.checkpoint.shard_reader import ShardReader
+from smalti.track.checkpoints import manifest
 
 
 def _whole() -> dict[str, torch.Tensor]:
@@ -38,7 +39,7 @@ def _tensors(fill: float | None = None) -> dict[str, torch.Tensor]:
 def _save(rank: int, folder: Path, steps: tuple[int, ...] = (10,), keep: int = 2) -> str:
     path = ""
     for step in steps:
-        path = checkpoint.save(folder, step, _tensors(), {"step": step}, keep=keep)
+        path = saver.save(folder, step, _tensors(), {"step": step}, keep=keep)
     return path
 
 
@@ -60,7 +61,7 @@ def test_read_back_to_the_bit_on_other_ranks(saved_by: int, read_by: int, tmp_pa
         "matrix": want["model.matrix"],
         "vector": want["model.vector"],
     }
-    assert checkpoint.read_state(path) == {"step": 10}
+    assert manifest.read_state(path) == {"step": 10}
     assert (tmp_path / "latest").read_text() == "step-00000010\n"
 
 
@@ -160,7 +161,7 @@ def _find_together(rank: int, folder: Path, unreadable: int | None = None) -> tu
             raise PermissionError(13, "Permission denied", str(path))
         return sha256_file(path)
 
-    setattr(checkpoint, "sha256_file", look)  # noqa: B010  (this process is a rank of its own)
+    setattr(manifest, "sha256_file", look)  # noqa: B010  (this process is a rank of its own)
     rejected: list[tuple[str, str]] = []
     try:
         chosen: Any = checkpoint.newest(folder, lambda path, reason: rejected.append((path, reason)), shared=True)
@@ -216,7 +217,7 @@ def test_metadata_may_name_no_other_class(tmp_path: Path, capsys: pytest.Capture
 
 def _save_onto_a_file(rank: int, folder: Path) -> str:
     with pytest.raises(RetryableError) as raised:
-        checkpoint.save(folder / "file", 10, _tensors(), {}, keep=1)
+        saver.save(folder / "file", 10, _tensors(), {}, keep=1)
     return str(raised.value)
 
 

@@ -13,7 +13,7 @@ from smalti.config.adapter import AdapterConfig
 from smalti.config.load import dump, load
 from smalti.config.run import RunConfig
 from smalti.config.tune import TuneConfig
-from smalti.distributed.checkpoint import base, checkpoint
+from smalti.distributed.checkpoint import base, saver
 from smalti.distributed.checkpoint.export import errors_of_merge, export, relative_error
 from smalti.model.adapters import peft
 from smalti.model.adapters.adapter import Adapter
@@ -50,7 +50,7 @@ def adapter_run(root: Path, family: str = "llama") -> tuple[Path, Decoder]:
     state = {"step": 4, "base": base.identity(made / "export", str(made / "export"))}
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="torch.distributed is disabled")
-        checkpoint.save(run / "checkpoints", 4, tensors, state, keep=1)
+        saver.save(run / "checkpoints", 4, tensors, state, keep=1)
     return run, model.eval()
 
 

@@ -20,7 +20,7 @@ from smalti.config.parallel import DispatchMode, ParallelConfig
 from smalti.config.run import RunConfig
 from smalti.config.train import LossConfig, PrecisionConfig
 from smalti.cost.axes import Layout
-from smalti.distributed.checkpoint import checkpoint
+from smalti.distributed.checkpoint import checkpoint, saver
 from smalti.distributed.group import mesh as meshes
 from smalti.distributed.parallel import fsdp
 from smalti.distributed.parallel.dtensors import local
@@ -174,7 +174,7 @@ def _tensors(state: TrainState) -> dict[str, Tensor]:
 def _saved(rank: int, layout: Layout, folder: Path) -> tuple[str, dict[str, Tensor]]:
     state = _state(layout, "exact")
     train_step(state, _own(_rows(0), 1, uneven=False), LanguageLoss(_config(), LossConfig()))
-    path = checkpoint.save(folder, 1, _tensors(state), {"step": 1}, keep=1)
+    path = saver.save(folder, 1, _tensors(state), {"step": 1}, keep=1)
     return path, _whole(_tensors(state))
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from smalti.config.run import RunConfig
-from smalti.distributed.checkpoint import checkpoint
+from smalti.distributed.checkpoint import checkpoint, saver
 from smalti.evals.in_loop import heldout_hook
 from smalti.train import build
 from smalti.train.job import tensors_of
@@ -96,7 +96,7 @@ def _saved(rank: int, config: RunConfig) -> tuple[str, dict[str, Tensor]]:
     job = build(config)
     for step in range(2):
         train_step(job.state, job.batches.batch(step), job.loss)
-    path = checkpoint.save(job.folder.checkpoints, 2, job.tensors(), {"step": 2}, keep=1)
+    path = saver.save(job.folder.checkpoints, 2, job.tensors(), {"step": 2}, keep=1)
     return path, _whole(job.tensors())
 
 

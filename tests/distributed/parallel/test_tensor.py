@@ -23,7 +23,7 @@ from smalti.config.run import RunConfig
 from smalti.config.train import LossConfig, PrecisionConfig
 from smalti.cost.axes import Layout
 from smalti.cost.layout.collectives import collectives
-from smalti.distributed.checkpoint import checkpoint
+from smalti.distributed.checkpoint import checkpoint, saver
 from smalti.distributed.group import mesh as meshes
 from smalti.distributed.group.mesh import Mesh
 from smalti.distributed.parallel import fsdp
@@ -32,6 +32,7 @@ from smalti.distributed.trace.traffic import Traffic
 from smalti.model.blocks.moe.choices import forced_choices, recorded_choices
 from smalti.model.decoder import Decoder
 from smalti.model.init import draw
+from smalti.track.checkpoints.names import folder_name
 from smalti.train.batches import IGNORE, Microbatch
 from smalti.train.gradient_sums import with_gradient_sums
 from smalti.train.job import tensors_of
@@ -181,7 +182,7 @@ def _save(rank: int, folder: str, layout: Layout) -> dict[str, Tensor]:
     state, loss = _state(UNEVEN, mesh, model)
     for step in range(2):
         train_step(state, _rows(step, mesh), loss)
-    checkpoint.save(folder, 2, tensors_of(state), {}, keep=1)
+    saver.save(folder, 2, tensors_of(state), {}, keep=1)
     return drawn
 
 
@@ -189,8 +190,8 @@ def _load(rank: int, folder: str, layout: Layout) -> None:
     """Loaded in another layout and saved from there."""
     mesh = meshes.build(torch.device("cpu"), layout)
     state, _ = _state(UNEVEN, mesh, _laid(UNEVEN, mesh))
-    checkpoint.load(f"{folder}/{checkpoint.folder_name(2)}", tensors_of(state))
-    checkpoint.save(f"{folder}-again", 2, tensors_of(state), {}, keep=1)
+    checkpoint.load(f"{folder}/{folder_name(2)}", tensors_of(state))
+    saver.save(f"{folder}-again", 2, tensors_of(state), {}, keep=1)
 
 
 @pytest.mark.slow
@@ -214,7 +215,7 @@ def test_a_checkpoint_of_one_layout_is_loaded_by_another_to_the_bit(
     for name, value in drawn.items():
         assert torch.equal(value, draw(name, value.shape, UNEVEN, 1)), name
     run_ranks(loaded.world_size, _load, folder, loaded)
-    before, after = (_stored(f"{path}/{checkpoint.folder_name(2)}") for path in (folder, f"{folder}-again"))
+    before, after = (_stored(f"{path}/{folder_name(2)}") for path in (folder, f"{folder}-again"))
     assert before.keys() == after.keys()
     for name, value in before.items():
         assert torch.equal(value, after[name]), name

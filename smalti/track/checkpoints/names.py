@@ -1,7 +1,6 @@
 """The checkpoints that a run folder has, and the last one it had, by names and ``COMPLETE`` marks.
 
-A folder that cannot be listed raises, and is never reported as empty. ``distributed.checkpoint`` writes, verifies and
-reads checkpoints.
+A folder that cannot be listed raises, and is never reported as empty.
 """
 
 import os
@@ -34,6 +33,11 @@ def complete(folder: str | Path) -> list[str]:
             hint="repair the access to that folder, then run the same command again",
         ) from error
     return sorted(complete_names, key=step_of, reverse=True)
+
+
+def folder_name(step: int) -> str:
+    """Return the name of the checkpoint after ``step`` updates."""
+    return f"step-{step:08d}"
 
 
 def is_name(name: str) -> bool:

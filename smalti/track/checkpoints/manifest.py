@@ -1,0 +1,113 @@
+"""The manifest of a checkpoint: size and digest of every file, and whether the files match them.
+
+A folder without ``COMPLETE``, which holds the digest of ``manifest.json``, is no checkpoint. This guards against
+damage, not against a forged manifest.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+from smalti.base import store
+from smalti.base.errors import DataError, RetryableError
+from smalti.base.hashing import sha256_file
+from smalti.track.checkpoints.names import is_name, step_of
+
+T = TypeVar("T")
+Entry = dict[str, Any]
+"""A file of a manifest: ``name`` (below the checkpoint), ``bytes``, ``sha256``."""
+
+FORMAT = 1
+
+
+def entry(root: Path, path: Path) -> Entry:
+    """Return the entry of a file of the checkpoint at ``root``, which is read for its digest."""
+    return {"name": str(path.relative_to(root)), "bytes": path.stat().st_size, "sha256": sha256_file(path)}
+
+
+def write(root: Path, train_state: dict[str, Any], entries: list[Entry]) -> None:
+    """Write what is not tensors, the manifest, and ``COMPLETE`` last."""
+    store.write_json(root / "train_state.json", train_state)
+    entries = [*entries, entry(root, root / "train_state.json")]
+    store.write_json(root / "manifest.json", {"format": FORMAT, "files": entries})
+    store.write_text(root / "COMPLETE", sha256_file(root / "manifest.json") + "\n")
+
+
+def read_state(path: str | Path) -> dict[str, Any]:
+    """Return the JSON state that was saved with the tensors."""
+    state: dict[str, Any] = store.read_json(Path(path) / "train_state.json")
+    return state
+
+
+def fault(path: str | Path) -> str | None:
+    """Return why the checkpoint at ``path`` is damaged, or None where every file matches its digest.
+
+    DataError for a format of another version; RetryableError where a file exists and cannot be read (permission, I/O).
+    """
+    root = Path(path)
+    entries, reason = listed(root)
+    return reason or first_mismatch(root, entries) or misnamed(root)
+
+
+def listed(root: Path) -> tuple[list[Entry], str | None]:
+    """Return the files that the manifest lists, or why the manifest is not valid."""
+
+    def look() -> tuple[list[Entry], str | None]:
+        if not (root / "COMPLETE").exists():
+            return [], "it has no COMPLETE mark"
+        if store.read_text(root / "COMPLETE").strip() != sha256_file(root / "manifest.json"):
+            return [], "manifest.json does not match its digest in COMPLETE"
+        manifest = store.read_json(root / "manifest.json")
+        if manifest["format"] != FORMAT:
+            raise DataError(
+                f"checkpoint {root} has format {manifest['format']}; this version of Smalti reads {FORMAT}",
+                hint="use the version that wrote it (provenance.json names it), or start anew with name=NEW_NAME",
+            )
+        return [{key: entry[key] for key in ("name", "bytes", "sha256")} for entry in manifest["files"]], None
+
+    listed, reason = _guarded(root, look)
+    return listed or ([], reason)
+
+
+def first_mismatch(root: Path, entries: list[Entry]) -> str | None:
+    """Return why the first of these files that is damaged is so, or None."""
+
+    def look() -> str | None:
+        return next(filter(None, (_mismatch(root, entry) for entry in entries)), None)
+
+    mismatch, reason = _guarded(root, look)
+    return mismatch or reason
+
+
+def misnamed(root: Path) -> str | None:
+    """Return why a valid checkpoint is not the one that its folder is named for, if so."""
+    if not is_name(root.name):
+        return None
+    step = read_state(root).get("step", step_of(root))
+    return (
+        None
+        if step == step_of(root)
+        else f"it is the checkpoint of step {step}, in a folder that is named for another step"
+    )
+
+
+def _guarded(root: Path, look: Callable[[], T]) -> tuple[T | None, str | None]:
+    """Return the result of ``look``, or why the files that it reads are damaged."""
+    try:
+        return look(), None
+    except (FileNotFoundError, KeyError, TypeError, ValueError) as error:
+        return None, f"{type(error).__name__}: {error}"
+    except OSError as error:
+        raise RetryableError(
+            f"checkpoint {root} cannot be read: {error}",
+            hint="restore the access to it, then run the same command again",
+        ) from error
+
+
+def _mismatch(root: Path, entry: Entry) -> str | None:
+    file = root / entry["name"]
+    if not file.exists():
+        return f"{entry['name']} is missing"
+    if file.stat().st_size != entry["bytes"]:
+        return f"{entry['name']} has {file.stat().st_size} bytes; {entry['bytes']} were written"
+    return None if sha256_file(file) == entry["sha256"] else f"{entry['name']} does not match its digest"
