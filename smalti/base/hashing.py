@@ -24,6 +24,19 @@ def sha256_file(path: str | Path) -> str:
     return digest.hexdigest()
 
 
+xxh3_stream = xxhash.xxh3_128
+"""``xxh3_stream()``: XXH3-128 of data in parts, by ``update`` and ``hexdigest``; not cryptographic."""
+
+
+def xxh3_file(path: str | Path) -> str:
+    """Return the hex XXH3-128 of a local file, read in 1 MiB chunks."""
+    digest = xxh3_stream()
+    with open(path, "rb") as file:
+        while chunk := file.read(_CHUNK_BYTES):
+            digest.update(chunk)
+    return digest.hexdigest()
+
+
 def digest_json(value: Any) -> str:
     """Return the SHA-256 of a JSON value in canonical form (sorted keys, no spaces): equal values, equal digests."""
     return sha256_bytes(json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True).encode())

@@ -87,7 +87,8 @@ class Generation(Hook):
         self._evals, self._group, self._merge = evals, group, config.adapter is not None
         self._names = [f"icl/metrics/{group}/{task.name}" for task in tasks]
         self._when: Cadence | None = None
-        self._is_due = False
+        self._due_step: int | None = None
+        """The first step since the last evaluated checkpoint at which one was due."""
         self._folder = Path()
         self._queue: list[int] = []
         """Steps of the checkpoints to evaluate; the first one is running, or runs next."""
@@ -105,12 +106,15 @@ class Generation(Hook):
     def on_step(self, job: Job, result: StepResult) -> None:
         """Write the scores of a child that has finished."""
         if job.is_first and self._when is not None:
-            self._is_due = self._is_due or self._when.due(job.state.step)
+            if self._due_step is None and self._when.due(job.state.step):
+                self._due_step = job.state.step
             self._advance(job)
 
     def on_checkpoint(self, job: Job, path: str) -> None:
         """Evaluate the checkpoint if a step since the last evaluated one was due; always the last one."""
-        if job.is_first and (self._is_due or job.state.step >= job.length.total_steps):
+        step = step_of(path)
+        is_due = self._due_step is not None and self._due_step <= step
+        if job.is_first and (is_due or step >= job.length.total_steps):
             self._add(job, path)
             self._advance(job)
 
@@ -168,7 +172,7 @@ class Generation(Hook):
             shutil.rmtree(temporary, ignore_errors=True)
             log.get("evals").warning("the checkpoint of step %d cannot be evaluated: %s", step, error)
             return
-        self._is_due = False
+        self._due_step = None
         self._queue.append(step)
 
     def _advance(self, job: Job) -> None:

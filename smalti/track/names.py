@@ -250,7 +250,8 @@ TABLE: tuple[Metric, ...] = (
     Metric("data/fetch/cache_hits", "1", _FETCH, "Ranges that came from the node's cache."),
     Metric("data/fetch/rereads", "1", _FETCH, "Blocks that failed their checksum and were intact when read again."),
     Metric("data/fetch/wait_s", "s", _FETCH, "Time that readers waited for stores, summed over threads."),
-    Metric("ckpt/save_s", "s", "last", "Time that a checkpoint took."),
+    Metric("ckpt/save_s", "s", "last", "Time from the start of a checkpoint until it was complete."),
+    Metric("ckpt/block_s", "s", "last", "Time that training has waited for a checkpoint."),
     Metric("ckpt/bytes", "bytes", "last", "Size of a checkpoint."),
     Metric(
         "evals/<suite>/<task>/<measure>",

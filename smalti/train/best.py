@@ -27,8 +27,8 @@ class KeepBest(Hook):
 
     def __init__(self, metric: str) -> None:
         self._metric = metric
-        self._latest: tuple[int, float] | None = None
-        """Step and value of the latest evaluation."""
+        self._values: dict[int, float] = {}
+        """By step, the values of this attempt that no complete checkpoint had when they were measured."""
         self._best_value: float | None = None
 
     def on_start(self, job: Job) -> None:
@@ -42,8 +42,8 @@ class KeepBest(Hook):
     def on_eval(self, job: Job, metrics: Mapping[str, float]) -> None:
         """Compare, if this step is saved already. Raises UserError where the evaluation has no such metric."""
         if self._metric in metrics:
-            self._latest = job.state.step, metrics[self._metric]
-            self._compare(job)
+            self._values[job.state.step] = metrics[self._metric]
+            self._compare(job, job.state.step)
         elif any(name.startswith("metrics/eval/") for name in metrics):
             raise UserError(
                 f"train.checkpoint.best={self._metric} is not measured",
@@ -52,17 +52,15 @@ class KeepBest(Hook):
             )
 
     def on_checkpoint(self, job: Job, path: str) -> None:
-        """Compare, if this step is evaluated already."""
-        self._compare(job)
+        """Compare, if its step is evaluated already."""
+        self._compare(job, step_of(path))
 
-    def _compare(self, job: Job) -> None:
+    def _compare(self, job: Job, step: int) -> None:
         """Write the step and its event, if it is evaluated, saved (also by an earlier attempt) and better."""
-        step, (evaluated, value) = job.state.step, self._latest or (-1, math.nan)
-        folder = job.folder.checkpoints
-        if not job.is_first or evaluated != step or not math.isfinite(value):
+        folder, value = job.folder.checkpoints, self._values.get(step, math.nan)
+        if not job.is_first or not math.isfinite(value) or step not in map(step_of, complete(folder)):
             return
-        if step not in map(step_of, complete(folder)):
-            return
+        self._values = {other: value for other, value in self._values.items() if other > step}
         known = best(folder)
         if known is not None and known != step:
             if self._best_value is None:

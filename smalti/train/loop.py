@@ -18,10 +18,8 @@ from smalti.base.errors import Interrupted, RetryableError, UserError
 from smalti.config.durations import RunLength
 from smalti.config.run import JobConfig
 from smalti.data.fetch.counts import Counts
-from smalti.distributed.checkpoint import saver
 from smalti.distributed.group.mesh import Mesh
-from smalti.distributed.group.world import RaisedOnAllRanks, broadcast_from_rank0
-from smalti.track.checkpoints.names import size_bytes
+from smalti.distributed.group.world import RaisedOnAllRanks
 from smalti.track.run import RunFolder
 from smalti.track.sinks.feed import Events
 from smalti.train.batches import Batches, TokenBatches
@@ -33,6 +31,7 @@ from smalti.train.hooks import Hook, closing_hooks, wait_for_hooks
 from smalti.train.oom import Reporter
 from smalti.train.read_ahead import ReadAhead
 from smalti.train.recorder import NotFinite, Recorder
+from smalti.train.saving import Saving
 from smalti.train.signals import Stop, StopSignals
 from smalti.train.step import Loss, TrainState, train_step
 from smalti.train.vote import Vote
@@ -122,6 +121,7 @@ def fit(job: Job) -> None:
         StopSignals() as loop.signals,
         job.recorder,
         closing_hooks(job),
+        loop.saving,
         _read_ahead(job) as loop.batches,
         GarbageCollection() as loop.garbage,
     ):
@@ -145,6 +145,8 @@ class _Agreed(NamedTuple):
     evaluate: bool = False
     lacks_batch: bool = False
     """Some rank does not have its next batch yet."""
+    is_writing: bool = False
+    """Some rank still writes a checkpoint."""
 
 
 class _Loop:
@@ -162,8 +164,8 @@ class _Loop:
         self._save_when = Cadence(train.checkpoint.every, job.length)
         self._log_when = Cadence(train.log_every, job.length)
         self._status_when = Cadence("5s", job.length)
-        self._vote = Vote(4)
-        self._saved_step = job.state.step
+        self._vote = Vote(5)
+        self.saving = Saving(job)
         self._wait_began_s = 0.0
         self._is_first_wait = True
         self._warned_s = -math.inf
@@ -189,7 +191,7 @@ class _Loop:
         self.garbage.collect_if_due(self.job.state.step + 1)
         while self.agreed.lacks_batch and not self.agreed.stop:
             has_batch = self.batches.wait(_VOTE_EVERY_S)
-            self._vote.start(self.signals.requested, 0, 0, not has_batch)
+            self._vote.start(self.signals.requested, 0, 0, not has_batch, self.saving.is_writing)
             self._agree()
 
     def step(self) -> None:
@@ -200,6 +202,7 @@ class _Loop:
             self._save_when.due(upcoming),
             self.evaluations.heldout_is_due(upcoming),
             not self.batches.has(upcoming),
+            self.saving.is_writing,
         )
         microbatches = next(self.batches)
         wait_s = clock.now_s() - self._wait_began_s
@@ -226,14 +229,25 @@ class _Loop:
             self.evaluations.run(heldout=self.agreed.evaluate)
 
     def save_if_due(self) -> None:
-        """Save a checkpoint; also after the last step and before a stop, where a failure is raised."""
+        """Begin to save a checkpoint, and report one that is complete.
+
+        After the last step and before a stop, save and wait for it; there a failure is raised.
+        """
         must_succeed = bool(self.agreed.stop) or self._is_last
-        if not (self.agreed.save or must_succeed) or self.job.state.step == self._saved_step:
-            return
-        if _save(self.job, must_succeed=must_succeed):
-            self._saved_step = self.job.state.step
-        self._save_when.done()
-        self.garbage.collect_all()
+        if not self.agreed.is_writing:
+            self.saving.finish()
+        if (self.agreed.save or must_succeed) and self.job.state.step != self.saving.step:
+            self._save(must_succeed=must_succeed)
+            self._save_when.done()
+            self.garbage.collect_all()
+        if must_succeed:
+            self.saving.finish(must_succeed=True)
+
+    def _save(self, *, must_succeed: bool, keep: int | None = None) -> None:
+        try:
+            self.saving.start(keep=keep)
+        except RetryableError as error:
+            self.saving.failed(self.job.state.step, error, must_succeed=must_succeed)
 
     def report_status_if_due(self) -> None:
         """Write the heartbeat."""
@@ -249,8 +263,8 @@ class _Loop:
         _end(self.job, stop)
 
     def _agree(self) -> None:
-        stop, save, evaluate, lacks_batch = self._vote.result()
-        self.agreed = _Agreed(Stop(stop), bool(save), bool(evaluate), bool(lacks_batch))
+        stop, *agreed = self._vote.result()
+        self.agreed = _Agreed(Stop(stop), *map(bool, agreed))
 
     def _warn_if_slow(self, wait_s: float) -> None:
         """Write a warning and an event if a step waited for its data; not for the first, which always waits."""
@@ -275,8 +289,10 @@ class _Loop:
         job.state.step = error.step - 1
         job.state.found_inf = None
         job.events.write("not_finite", step=error.step, cause=error.cause, value=str(error.value))
-        if job.state.step > self._saved_step:
-            _save(job, must_succeed=False, keep=job.config.train.checkpoint.keep + 1)
+        self.saving.finish()
+        if job.state.step > self.saving.step:
+            self._save(must_succeed=False, keep=job.config.train.checkpoint.keep + 1)
+            self.saving.finish()
 
 
 def _read_ahead(job: Job) -> ReadAhead[Any]:
@@ -312,46 +328,6 @@ def _run_step(job: Job, microbatches: Any, wait_s: float) -> None:
     job.recorder.add(job.state.step, lr, result, wait_s=wait_s)
     for hook in job.hooks:
         hook.on_step(job, result)
-
-
-def _save(job: Job, *, must_succeed: bool, keep: int | None = None) -> bool:
-    """Save a checkpoint, and delete all but the newest ``keep`` (default: that of the config).
-
-    Returns whether it was saved. Raises RetryableError only with ``must_succeed``.
-    """
-    began_s = clock.now_s()
-    step = job.state.step
-    keep = keep or job.config.train.checkpoint.keep
-    try:
-        broadcast_from_rank0(job.folder.require_in_place)
-        path = saver.save(job.folder.checkpoints, step, job.tensors(), checkpoint_metadata(job), keep=keep)
-    except RetryableError as error:
-        job.events.write("checkpoint_failed", step=step, reason=error.message)
-        if must_succeed:
-            raise
-        log.get("train").warning("%s; training continues until the next checkpoint", error.message)
-        return False
-    finally:
-        job.recorder.add_non_step_time(clock.now_s() - began_s)
-    seconds = clock.now_s() - began_s
-    job.recorder.write(step, {"ckpt/save_s": seconds, **({"ckpt/bytes": size_bytes(path)} if job.is_first else {})})
-    job.events.write("checkpoint_saved", step=step, path=path, seconds=round(seconds, 3))
-    for hook in job.hooks:
-        hook.on_checkpoint(job, path)
-    return True
-
-
-def checkpoint_metadata(job: Job) -> dict[str, Any]:
-    """Return the part of a checkpoint that is not tensors."""
-    return {
-        "step": job.state.step,
-        "tokens": job.recorder.tokens,
-        "train_s": job.recorder.train_s,
-        "val_s": job.recorder.val_s,
-        "collapsed_layers": sorted(watch.collapsed) if (watch := job.recorder.watch) else [],
-        "stream": job.batches.state(job.state.step),
-        **job.frozen,
-    }
 
 
 def _end(job: Job, stop: Stop) -> None:

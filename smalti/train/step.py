@@ -81,6 +81,8 @@ class TrainState:
     """Size of the tensor axis, whose ranks compute the same sums."""
     pipeline_parallel_size: int = 1
     """Size of the pipeline axis: each parameter is on the ranks of one pipeline stage."""
+    before_update: Callable[[], None] = lambda: None
+    """Called before weights and moments change; returns when a checkpoint in progress has copied them."""
     step: int = 0
     phase: Phase = "forward"
     """Phase of the step that runs, or that raised the error; recomputed blocks are part of ``backward``."""
@@ -139,6 +141,7 @@ def train_step(state: TrainState, microbatches: Sequence[Any], loss: Loss) -> St
     state.optimizer.found_inf = state.found_inf  # type: ignore[attr-defined]  # as torch.amp.GradScaler gives it
     for group in state.optimizer.param_groups:
         group["lr"] = state.lr(state.step) * group.get("lr_frac", 1.0)
+    state.before_update()
     state.optimizer.step()
     if state.loss_state is not None:
         state.loss_state.after_step(state.model, {**reduced, "weight": weight}, skip=state.found_inf > 0)

@@ -74,7 +74,12 @@ def test_the_sum_is_the_sum() -> None:
     beside = Assumed().context_bytes + Assumed().communicator_bytes + Assumed().fragmentation_frac * found.tensors_bytes
     assert values["total_bytes"] == pytest.approx(found.tensors_bytes + beside, abs=2)
     on_cpu = memory_per_rank(example_config())
-    assert on_cpu.total_bytes == on_cpu.tensors_bytes
+    assert on_cpu.staging_bytes == on_cpu.params_bytes + on_cpu.moments_bytes
+    assert on_cpu.total_bytes == on_cpu.tensors_bytes + on_cpu.staging_bytes
+    replicas = memory_per_rank(example_config("train.parallel.ranks=2", "train.parallel.replicate=2"))
+    assert replicas.staging_bytes == on_cpu.staging_bytes / 2, "each writes a half"
+    adapter = memory_per_rank(example_config("init_from=base", "adapter.rank=4"))
+    assert adapter.staging_bytes == 3 * adapter.moments_bytes / 2, "the base is not saved"
 
 
 # ---- microbatches ---------------------------------------------------------------------------------------------------

@@ -5,7 +5,7 @@ CPU a real step agrees within 5 % (``bench/plan_memory.py``). For a GPU, norms a
 allocator are assumptions (``Assumed``). The axes tensor, sequence, expert and pipeline follow published formulas.
 """
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from smalti.config.optimizer import OPTIMIZERS
@@ -54,6 +54,10 @@ class Memory:
     """The snapshot of the step in which the most bytes are alive."""
     phases: dict[str, int]
     """Phase -> its peak bytes."""
+    staging_bytes: int = 0
+    """The copy of a checkpoint in host memory, which exists from the first save on."""
+    is_staged_on_device: bool = False
+    """Whether host memory is the device's memory: on a CPU."""
     reserved_bytes: int = 0
     """Context and communicators of a GPU (``Assumed``)."""
     fragmentation_bytes: int = 0
@@ -67,11 +71,12 @@ class Memory:
     @property
     def total_bytes(self) -> int:
         """Return the memory that the device needs."""
-        return self.tensors_bytes + self.reserved_bytes + self.fragmentation_bytes
+        staging_bytes = self.staging_bytes if self.is_staged_on_device else 0
+        return self.tensors_bytes + staging_bytes + self.reserved_bytes + self.fragmentation_bytes
 
     def to_json(self) -> dict[str, Any]:
         """Return a JSON object: whole sizes, bytes alive at the peak, the peak of each phase, and the sum."""
-        names = [name for name in self.__dataclass_fields__ if name not in ("peak", "phases")]
+        names = [name for name in self.__dataclass_fields__ if name not in ("peak", "phases", "is_staged_on_device")]
         return {
             **{name: getattr(self, name) for name in names},
             "peak_phase": self.peak.phase,
@@ -107,7 +112,13 @@ def memory_per_rank(
     )
     moments = OPTIMIZERS[config.train.optimizer.name].moments
     fullest = max(steps, key=lambda step: max(snapshot.parts.total for snapshot in step))
-    return _as_memory(fullest, microbatch_tokens, layout, assumed or Assumed(), moments=moments, on_gpu=kind == "cuda")
+    assumed = assumed or Assumed()
+    memory = _as_memory(fullest, microbatch_tokens, layout, assumed, moments=moments, on_gpu=kind == "cuda")
+    trained_bytes = memory.params_bytes
+    if config.adapter is not None and moments:  # the base is not saved
+        trained_bytes = memory.moments_bytes // moments
+    staging_bytes = round((trained_bytes + memory.moments_bytes) / layout.replicate)
+    return replace(memory, staging_bytes=staging_bytes, is_staged_on_device=kind == "cpu")
 
 
 def _stages(layers: int, pipeline: int) -> list[range | None]:

@@ -79,7 +79,7 @@ def fault(path: str | Path, *, shared: bool = False) -> str | None:
 def _part(entries: list[manifest.Entry], rank: int, ranks: int) -> list[manifest.Entry]:
     """Return the files that ``rank`` verifies: shards are distributed by size, and rank 0 reads all other files."""
     by_size = sorted(entries, key=lambda entry: -int(entry["bytes"]))
-    shards = [entry for entry in by_size if Path(entry["name"]).name.startswith("__")]
+    shards = [entry for entry in by_size if Path(entry["name"]).suffix in (".safetensors", ".distcp")]
     rest = [entry for entry in by_size if entry not in shards]
     return shards[rank::ranks] + (rest if rank == 0 else [])
 

@@ -1,82 +1,199 @@
-"""Saves checkpoints: each rank writes its own part, and a checkpoint appears whole or not at all.
+"""Saves checkpoints while training goes on. Each rank writes its own part; a checkpoint appears whole or not at all.
 
-Only tensors are saved through torch.distributed.checkpoint (DCP), everything else as JSON.
+``Saver.start`` begins to copy the tensors to host memory that belongs to the saver. The caller trains on, and calls
+``wait_copied`` before it changes a tensor. A thread writes the copy and agrees with the other ranks, in a process group
+of its own; ``COMPLETE`` is written last. One save runs at a time, so the memory is bounded by the bytes of one.
 """
 
 import os
 import shutil
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-import torch.distributed.checkpoint as dcp
+import torch
+import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.checkpoint.api import CheckpointException
 
-from smalti.base import log, store
+from smalti.base import clock, log, store
 from smalti.base.disk import room
 from smalti.base.errors import RetryableError
+from smalti.base.hashing import xxh3_stream
+from smalti.distributed.checkpoint import shards
+from smalti.distributed.checkpoint.staging import HostCopy
 from smalti.distributed.group.world import first_failure, gather, rank
 from smalti.track.checkpoints import manifest
 from smalti.track.checkpoints.names import folder_name
 from smalti.track.checkpoints.retention import prune
 
+WRITE_TIMEOUT = timedelta(hours=2)
+"""How long a rank's thread waits for the slowest writer; a dead rank ends the attempt long before."""
+_WRITE_BYTES = 8 << 20
+
+
+@dataclass
+class Save:
+    """A save that was started, and its outcome."""
+
+    step: int
+    path: str
+    blocked_s: float = 0.0
+    """Time that the training thread has waited for it."""
+    seconds: float = 0.0
+    """Time from the start until it was complete or had failed."""
+    failure: str | None = None
+    """Why it has failed, the same text on every rank."""
+
+
+class Saver:
+    """Saves the checkpoints of a run below ``folder``, called by all ranks together."""
+
+    def __init__(self, folder: str | Path, device: torch.device | None = None) -> None:
+        self._folder = Path(folder)
+        self._device = device or torch.device("cpu")
+        several = dist.is_initialized() and dist.get_world_size() > 1
+        self._group = dist.new_group(backend="gloo", timeout=WRITE_TIMEOUT) if several else None
+        self._key: Any = None
+        self._copy: HostCopy | None = None
+        self._shards: list[shards.Shard] = []
+        self._thread: threading.Thread | None = None
+        self._save: Save | None = None
+
+    @property
+    def is_writing(self) -> bool:
+        """Return whether this rank's part of a save is not finished."""
+        return self._thread is not None and self._thread.is_alive()
+
+    def start(self, step: int, tensors: Mapping[str, Tensor], train_state: Mapping[str, Any], *, keep: int) -> None:
+        """Begin to save ``step``; the save before must have been collected by ``result``.
+
+        tensors: name -> this rank's part (DTensor) or a tensor that all ranks hold; they must not change before
+        ``wait_copied`` has returned. When the checkpoint is complete, all but the newest ``keep`` are deleted.
+        """
+        assert self._save is None
+        began_s = clock.now_s()
+        copy = self._prepare(tensors)
+        copy.start(tensors)
+        self._save = Save(step, str(self._folder / folder_name(step)))
+        arguments = (self._save, copy, dict(train_state), keep, began_s)
+        self._thread = threading.Thread(target=self._run, args=arguments, name="checkpoint", daemon=True)
+        self._thread.start()
+        self._save.blocked_s += clock.now_s() - began_s
+
+    def wait_copied(self) -> None:
+        """Return when the tensors of the running save, if any, may change."""
+        if self._save is not None and self._copy is not None:
+            began_s = clock.now_s()
+            self._copy.wait()
+            self._save.blocked_s += clock.now_s() - began_s
+
+    def result(self) -> Save | None:
+        """Wait for the running save, and return it with its outcome; None without one."""
+        save, self._save = self._save, None
+        if save is not None and self._thread is not None:
+            began_s = clock.now_s()
+            self._thread.join()
+            save.blocked_s += clock.now_s() - began_s
+        return save
+
+    def _prepare(self, tensors: Mapping[str, Tensor]) -> HostCopy:
+        """Return the memory of the copy; plans what each rank writes, if the last save had other tensors."""
+        key = [
+            (name, tensor.shape, tensor.dtype, getattr(tensor, "placements", ())) for name, tensor in tensors.items()
+        ]
+        if self._copy is None or key != self._key:
+            own, self._shards = shards.agree(tensors, self._group)
+            self._copy, self._key = HostCopy(own, self._device), key
+        return self._copy
+
+    def _run(self, save: Save, copy: HostCopy, train_state: dict[str, Any], keep: int, began_s: float) -> None:
+        try:
+            save.failure = self._write(Path(save.path), copy, train_state)
+            if save.failure is None and rank() == 0:
+                failure = _attempt(lambda: prune(self._folder, save.step, keep))
+                if failure is not None:
+                    log.get("checkpoint").warning(
+                        "an old checkpoint in %s could not be deleted: %s", *(self._folder, failure)
+                    )
+        except Exception as error:  # of the group: this rank or another is ending
+            save.failure = f"{type(error).__name__}: {error}"
+        save.seconds = clock.now_s() - began_s
+
+    def _write(self, final: Path, copy: HostCopy, train_state: dict[str, Any]) -> str | None:
+        """Write the checkpoint; return why it failed, on every rank."""
+        temporary = final.with_name(f".{final.name}.tmp")
+        failure = self._agree(_attempt(lambda: _make_empty(temporary)) if rank() == 0 else None)
+        entries: list[manifest.Entry] = []
+        if failure is None:
+            file = temporary / "shards" / shards.file_name(rank())
+            failure = self._agree(_attempt(lambda: entries.append(_write_shard(temporary, file, copy))))
+        if failure is None:
+            entries = gather(entries, self._group)
+            publish = lambda: _publish(temporary, final, train_state, entries, self._shards)  # noqa: E731
+            failure = self._agree(_attempt(publish) if rank() == 0 else None)
+        if failure is not None and rank() == 0:
+            shutil.rmtree(temporary, ignore_errors=True)
+        return failure
+
+    def _agree(self, failure: str | None) -> str | None:
+        return first_failure(failure, self._group)
+
 
 def save(folder: str | Path, step: int, tensors: dict[str, Tensor], train_state: dict[str, Any], *, keep: int) -> str:
-    """Write checkpoint ``step`` below ``folder`` from all ranks, then delete all but the newest ``keep``.
+    """Save one checkpoint, wait for it, and return its path. Raises RetryableError on every rank where any failed."""
+    saver = Saver(folder, next((tensor.device for tensor in tensors.values()), None))
+    saver.start(step, tensors, train_state, keep=keep)
+    done = saver.result()
+    assert done is not None
+    check(done)
+    return done.path
 
-    tensors: name -> this rank's part (DTensor) or a tensor that all ranks hold. Raises RetryableError on every rank
-    where any of them could not write; the checkpoints that were there before are untouched then.
-    """
-    final = Path(folder) / folder_name(step)
-    temporary = final.with_name(f".{final.name}.tmp")
-    failure = first_failure(_attempt(lambda: _make_empty(temporary)) if rank() == 0 else None)
-    if failure is None:
-        failure = first_failure(_attempt(lambda: _write_shards(temporary, tensors)))
-    entries_of_rank: list[manifest.Entry] = []
-    if failure is None:
-        failure = first_failure(_attempt(lambda: entries_of_rank.extend(_entries_of_rank(temporary))))
-    if failure is None:
-        entries = gather(entries_of_rank)
-        failure = first_failure(
-            _attempt(lambda: _publish(temporary, final, train_state, entries)) if rank() == 0 else None
-        )
-    if failure is not None:
-        if rank() == 0:
-            shutil.rmtree(temporary, ignore_errors=True)
+
+def check(save: Save) -> None:
+    """Raise RetryableError for a save that failed; the checkpoints that were there before are untouched then."""
+    if save.failure is not None:
+        folder = Path(save.path).parent
         raise RetryableError(
-            f"checkpoint {final} could not be saved: {failure}; {room(folder)}",
+            f"checkpoint {save.path} could not be saved: {save.failure}; {room(folder)}",
             hint=f"free space or fix the disk under {folder}, then run the same command: it resumes from the "
             "checkpoint before",
         )
-    if rank() == 0:
-        unpruned = _attempt(lambda: prune(Path(folder), step, keep))
-        if unpruned is not None:
-            log.get("checkpoint").warning("an old checkpoint in %s could not be deleted: %s", folder, unpruned)
-    return str(final)
 
 
 def _make_empty(folder: Path) -> None:
     shutil.rmtree(folder, ignore_errors=True)
     folder.parent.mkdir(exist_ok=True)  # not its parents: a run folder that was moved must not be created again
     folder.mkdir()
+    (folder / "shards").mkdir()
 
 
-def _write_shards(temporary: Path, tensors: dict[str, Tensor]) -> None:
-    writer = dcp.FileSystemWriter(temporary / "shards", thread_count=1)
-    dcp.save(dict(tensors), storage_writer=writer)
+def _write_shard(root: Path, path: Path, copy: HostCopy) -> manifest.Entry:
+    """Write the file of this rank and return its entry; the digest is of the copy, not of what the disk returns."""
+    digest, size = xxh3_stream(), 0
+    data = copy.data()
+    with open(path, "wb") as file:
+        for part in (memoryview(copy.header), *(data[i : i + _WRITE_BYTES] for i in range(0, len(data), _WRITE_BYTES))):
+            file.write(part)
+            digest.update(part)
+            size += len(part)
+        file.flush()
+        os.fsync(file.fileno())
+    return {"name": str(path.relative_to(root)), "bytes": size, "xxh3": digest.hexdigest()}
 
 
-def _entries_of_rank(temporary: Path) -> list[manifest.Entry]:
-    """Return the manifest entries of the files that this rank wrote; rank 0 adds DCP's metadata."""
-    paths = sorted((temporary / "shards").glob(f"__{rank()}_*"))
-    if rank() == 0:
-        paths.append(temporary / "shards" / ".metadata")
-    return [manifest.entry(temporary, path) for path in paths]
-
-
-def _publish(temporary: Path, final: Path, train_state: dict[str, Any], entries: list[manifest.Entry]) -> None:
-    manifest.write(temporary, train_state, entries)
+def _publish(
+    temporary: Path,
+    final: Path,
+    train_state: dict[str, Any],
+    entries: list[manifest.Entry],
+    parts: list[shards.Shard],
+) -> None:
+    index = temporary / "shards" / shards.INDEX
+    store.write_text(index, shards.index_text(parts))
+    manifest.write(temporary, train_state, [*entries, manifest.entry(temporary, index)])
     if final.exists():
         shutil.rmtree(final)
     os.replace(temporary, final)
@@ -86,8 +203,6 @@ def _publish(temporary: Path, final: Path, train_state: dict[str, Any], entries:
 def _attempt(action: Callable[[], None]) -> str | None:
     try:
         action()
-    except CheckpointException as error:
-        return "; ".join(sorted({str(cause[0]) for cause in error.failures.values()}))
     except (OSError, RuntimeError) as error:
         return str(error)
     return None

@@ -1,23 +1,38 @@
-"""Reader of the shards of a checkpoint: DCP's reader, with an unpickler that admits DCP's own classes alone.
+"""Reads the shards of a checkpoint for DCP's load, which plans what each rank needs: files of ``shards.py``, mapped.
 
-``.metadata`` is a pickle: it can create no object of another class and name no file outside its folder. It is opened
-only after its digest matches (``checkpoint.fault``).
+Checkpoints of format 1 have DCP's own files. Their ``.metadata`` is a pickle: it is opened only after its digest
+matches (``checkpoint.fault``), by an unpickler that admits DCP's own classes alone, and can name no file outside its
+folder.
 """
 
 import io
+import math
 import os
 import pickle
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
-from torch.distributed.checkpoint.metadata import Metadata
+from torch import Tensor
+from torch.distributed.checkpoint.metadata import (
+    ChunkStorageMetadata,
+    Metadata,
+    MetadataIndex,
+    StorageMeta,
+    TensorProperties,
+    TensorStorageMetadata,
+)
+from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner
+from torch.futures import Future
 
 from smalti.base import store
 from smalti.base.errors import DataError
+from smalti.distributed.checkpoint.shards import INDEX, NAMES
 from smalti.distributed.group.world import broadcast_from_rank0
 
 
@@ -56,11 +71,21 @@ class _Unpickler(pickle.Unpickler):
         raise pickle.UnpicklingError(f"checkpoint metadata names {module}.{name}, which is not allowed")
 
 
+@dataclass(frozen=True)
+class _Place:
+    """Where a part of a tensor is: a file, its first byte there, its shape and dtype."""
+
+    file: str
+    begin: int
+    sizes: tuple[int, ...]
+    dtype: torch.dtype
+
+
 class ShardReader(dcp.FileSystemReader):
-    """DCP's reader with the guarded unpickler, confined to its folder."""
+    """Reads the folder ``shards/`` of a checkpoint, confined to it."""
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
-        metadata = self._admitted_metadata
+        metadata = self._metadata
         assert metadata.storage_meta is not None
         metadata.storage_meta.load_id = self.load_id
         return metadata
@@ -68,16 +93,71 @@ class ShardReader(dcp.FileSystemReader):
     def share(self) -> None:
         """Have rank 0 read the metadata for all ranks, which call this together."""
         if dist.is_initialized() and dist.get_world_size() > 1:
-            self._admitted_metadata = broadcast_from_rank0(lambda: self._admitted_metadata)
+            self._metadata = broadcast_from_rank0(lambda: self._metadata)
+
+    def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
+        if not any(isinstance(place, _Place) for place in self.storage_data.values()):
+            return super().read_data(plan, planner)  # type: ignore[no-any-return]
+        for item in plan.items:
+            source = self._map(self.storage_data[item.storage_index])
+            for dim, (begin, length) in enumerate(zip(item.storage_offsets, item.lengths, strict=True)):
+                source = source.narrow(dim, begin, length)
+            target = planner.resolve_tensor(item).detach()
+            target.copy_(source)
+            planner.commit_tensor(item, target)
+        done: Future[None] = Future()
+        done.set_result(None)
+        return done
+
+    def _map(self, place: _Place) -> Tensor:
+        """Return a part as a tensor over the mapped file; writing to it would not change the file."""
+        n_bytes = place.dtype.itemsize * math.prod(place.sizes)
+        if not n_bytes:
+            return torch.empty(place.sizes, dtype=place.dtype)
+        file = Path(self.path) / place.file
+        memory = np.memmap(file, np.uint8, mode="c", offset=place.begin, shape=n_bytes)
+        return torch.from_numpy(memory).view(place.dtype).view(place.sizes)
 
     @cached_property
-    def _admitted_metadata(self) -> Metadata:
-        data = store.read_bytes(Path(self.path) / ".metadata")
-        try:
-            metadata = _Unpickler(io.BytesIO(data)).load()
-        except Exception as error:
-            raise DataError(f"{self.path}/.metadata cannot be read: {error}") from error
+    def _metadata(self) -> Metadata:
+        if store.exists(Path(self.path) / INDEX):
+            return _read_index(Path(self.path) / INDEX)
+        metadata = _read_pickle(Path(self.path) / ".metadata")
         for info in metadata.storage_data.values():
-            if os.path.basename(info.relative_path) != info.relative_path:
-                raise DataError(f"{self.path}/.metadata points outside its folder: {info.relative_path}")
-        return metadata  # type: ignore[no-any-return]
+            _check_inside(self.path, info.relative_path)
+        return metadata
+
+
+def _read_index(path: Path) -> Metadata:
+    """Return the content of ``index.json`` as DCP's load plan needs it."""
+    tensors: dict[str, Any] = {}
+    places: dict[MetadataIndex, _Place] = {}
+    try:
+        content = store.read_json(path)
+        for file in content["files"]:
+            _check_inside(path.parent, file)
+        for name, tensor in content["tensors"].items():
+            dtype = NAMES[tensor["dtype"]]
+            chunks = []
+            for number, (file, begin, offsets, sizes) in enumerate(tensor["parts"]):
+                chunks.append(ChunkStorageMetadata(torch.Size(offsets), torch.Size(sizes)))
+                key = MetadataIndex(name, torch.Size(offsets), number)
+                places[key] = _Place(content["files"][file], begin, tuple(sizes), dtype)
+            size = torch.Size(tensor["shape"])
+            tensors[name] = TensorStorageMetadata(TensorProperties(dtype=dtype), size, chunks)
+    except (KeyError, TypeError, ValueError, IndexError) as error:
+        raise DataError(f"{path} is not valid: {type(error).__name__}: {error}") from error
+    return Metadata(tensors, storage_data=places, storage_meta=StorageMeta(checkpoint_id=str(path.parent)))
+
+
+def _read_pickle(path: Path) -> Metadata:
+    data = store.read_bytes(path)
+    try:
+        return _Unpickler(io.BytesIO(data)).load()  # type: ignore[no-any-return]
+    except Exception as error:
+        raise DataError(f"{path} cannot be read: {error}") from error
+
+
+def _check_inside(folder: str | os.PathLike[str], file: str) -> None:
+    if os.path.basename(file) != file:
+        raise DataError(f"the index of {folder} points outside its folder: {file}")

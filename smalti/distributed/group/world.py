@@ -187,18 +187,18 @@ def rank() -> int:
     return dist.get_rank() if dist.is_initialized() else 0
 
 
-def gather(items: list[T]) -> list[T]:
-    """Return the items of all ranks in the order of ranks, on every rank."""
+def gather(items: list[T], group: dist.ProcessGroup | None = None) -> list[T]:
+    """Return the items of all ranks in the order of ranks, on every rank. group: one of all ranks."""
     if not dist.is_initialized() or dist.get_world_size() == 1:
         return items
     parts: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(parts, items)
+    dist.all_gather_object(parts, items, group)
     return [item for part in parts for item in part]
 
 
-def first_failure(failure: str | None) -> str | None:
-    """Return the first failure of any rank, on all ranks."""
-    return next((text for text in gather([failure]) if text is not None), None)
+def first_failure(failure: str | None, group: dist.ProcessGroup | None = None) -> str | None:
+    """Return the first failure of any rank, on all ranks. group: one of all ranks."""
+    return next((text for text in gather([failure], group) if text is not None), None)
 
 
 def may_leave(error: BaseException | None) -> bool:

@@ -10,19 +10,21 @@ from typing import Any, TypeVar
 
 from smalti.base import store
 from smalti.base.errors import DataError, RetryableError
-from smalti.base.hashing import sha256_file
+from smalti.base.hashing import sha256_file, xxh3_file
 from smalti.track.checkpoints.names import is_name, step_of
 
 T = TypeVar("T")
 Entry = dict[str, Any]
-"""A file of a manifest: ``name`` (below the checkpoint), ``bytes``, ``sha256``."""
+"""A file of a manifest: ``name`` (below the checkpoint), ``bytes``, and ``xxh3`` (format 1: ``sha256``)."""
 
-FORMAT = 1
+FORMAT = 2
+READABLE = (1, 2)
+"""1: shards in PyTorch's format, digests SHA-256. 2: shards in safetensors' format, digests XXH3-128."""
 
 
 def entry(root: Path, path: Path) -> Entry:
     """Return the entry of a file of the checkpoint at ``root``, which is read for its digest."""
-    return {"name": str(path.relative_to(root)), "bytes": path.stat().st_size, "sha256": sha256_file(path)}
+    return {"name": str(path.relative_to(root)), "bytes": path.stat().st_size, "xxh3": xxh3_file(path)}
 
 
 def write(root: Path, train_state: dict[str, Any], entries: list[Entry]) -> None:
@@ -58,12 +60,13 @@ def listed(root: Path) -> tuple[list[Entry], str | None]:
         if store.read_text(root / "COMPLETE").strip() != sha256_file(root / "manifest.json"):
             return [], "manifest.json does not match its digest in COMPLETE"
         manifest = store.read_json(root / "manifest.json")
-        if manifest["format"] != FORMAT:
+        if manifest["format"] not in READABLE:
             raise DataError(
-                f"checkpoint {root} has format {manifest['format']}; this version of Smalti reads {FORMAT}",
+                f"checkpoint {root} has format {manifest['format']}; this version of Smalti reads 1 and 2",
                 hint="use the version that wrote it (provenance.json names it), or start anew with name=NEW_NAME",
             )
-        return [{key: entry[key] for key in ("name", "bytes", "sha256")} for entry in manifest["files"]], None
+        digest = "sha256" if manifest["format"] == 1 else "xxh3"
+        return [{key: entry[key] for key in ("name", "bytes", digest)} for entry in manifest["files"]], None
 
     listed, reason = _guarded(root, look)
     return listed or ([], reason)
@@ -110,4 +113,5 @@ def _mismatch(root: Path, entry: Entry) -> str | None:
         return f"{entry['name']} is missing"
     if file.stat().st_size != entry["bytes"]:
         return f"{entry['name']} has {file.stat().st_size} bytes; {entry['bytes']} were written"
-    return None if sha256_file(file) == entry["sha256"] else f"{entry['name']} does not match its digest"
+    matches = sha256_file(file) == entry["sha256"] if "sha256" in entry else xxh3_file(file) == entry["xxh3"]
+    return None if matches else f"{entry['name']} does not match its digest"

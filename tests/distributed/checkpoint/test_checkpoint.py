@@ -13,7 +13,6 @@ from gloo_ranks import run_ranks
 from torch.distributed.tensor import Shard, distribute_tensor, init_device_mesh
 
 from smalti.base.errors import DataError, RetryableError
-from smalti.base.hashing import sha256_file
 from smalti.distributed.checkpoint import checkpoint, saver
 from smalti.distributed.checkpoint.shard_reader import ShardReader
 from smalti.track.checkpoints import manifest
@@ -104,12 +103,12 @@ def test_a_checkpoint_under_the_name_of_another_step_is_passed_over(tmp_path: Pa
 
 
 def _damage_truncate(path: Path) -> None:
-    file = next(path.glob("shards/__0_*"))
+    file = next(path.glob("shards/00000*"))
     file.write_bytes(file.read_bytes()[:-1])
 
 
 def _damage_flip(path: Path) -> None:
-    file = next(path.glob("shards/__0_*"))
+    file = next(path.glob("shards/00000*"))
     data = bytearray(file.read_bytes())
     data[len(data) // 2] ^= 1
     file.write_bytes(data)
@@ -125,7 +124,7 @@ DAMAGES = {
     "flipped bit": _damage_flip,
     "manifest": _damage_manifest,
     "missing file": lambda path: (path / "train_state.json").unlink(),
-    "metadata": lambda path: (path / "shards" / ".metadata").write_bytes(b"x"),
+    "index": lambda path: (path / "shards" / "index.json").write_bytes(b"x"),
     "no mark": lambda path: (path / "COMPLETE").unlink(),
 }
 
@@ -159,9 +158,11 @@ def _find_together(rank: int, folder: Path, unreadable: int | None = None) -> tu
         read.append(str(path.relative_to(folder)))
         if rank == unreadable:
             raise PermissionError(13, "Permission denied", str(path))
-        return sha256_file(path)
+        return digest_of[path.name == "manifest.json"](path)
 
-    setattr(manifest, "sha256_file", look)  # noqa: B010  (this process is a rank of its own)
+    digest_of = (manifest.xxh3_file, manifest.sha256_file)
+    for name in ("xxh3_file", "sha256_file"):
+        setattr(manifest, name, look)  # this process is a rank of its own
     rejected: list[tuple[str, str]] = []
     try:
         chosen: Any = checkpoint.newest(folder, lambda path, reason: rejected.append((path, reason)), shared=True)
@@ -179,9 +180,9 @@ def test_ranks_share_the_reading_and_find_the_same(by_rank: int, tmp_path: Path)
     read = [name for result in dealt for name in result[2]]
     written = {str(path.relative_to(tmp_path)) for path in newest.rglob("*") if path.is_file()}
     assert sorted(read) == sorted(written - {"step-00000010/COMPLETE"}), "each file is read once, by one rank"
-    assert all(any("shards/__" in name for name in result[2]) for result in dealt)
+    assert all(any(".safetensors" in name for name in result[2]) for result in dealt)
 
-    damaged = next(name for name in dealt[by_rank][2] if "shards/__" in name)
+    damaged = next(name for name in dealt[by_rank][2] if ".safetensors" in name)
     data = (tmp_path / damaged).read_bytes()
     (tmp_path / damaged).write_bytes(bytes([data[0] ^ 1]) + data[1:])
     reason = f"{damaged.partition('/')[2]} does not match its digest"
@@ -209,6 +210,7 @@ class _Evil:
 
 def test_metadata_may_name_no_other_class(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = Path(run_ranks(1, _save, tmp_path)[0])
+    (path / "shards" / "index.json").unlink()  # as in format 1
     (path / "shards" / ".metadata").write_bytes(pickle.dumps(_Evil()))
     with pytest.raises(DataError, match="not allowed"):
         ShardReader(path / "shards").read_metadata()

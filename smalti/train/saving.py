@@ -1,0 +1,92 @@
+"""The checkpoints of a run: begins a save, and reports it when it is complete, while training goes on.
+
+One save runs at a time; the next one waits for it. A save that fails is reported, and training continues to the next.
+"""
+
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+from smalti.base import clock, log
+from smalti.base.errors import RetryableError
+from smalti.distributed.checkpoint.saver import Saver, check
+from smalti.distributed.group.world import RaisedOnAllRanks, broadcast_from_rank0, may_leave
+from smalti.track.checkpoints.names import size_bytes
+
+if TYPE_CHECKING:
+    from smalti.train.loop import Job
+
+
+class Saving:
+    """The saves of one attempt. All ranks call it together; as a context manager, it waits for the last save."""
+
+    def __init__(self, job: "Job") -> None:
+        self.step = job.state.step
+        """Step of the newest checkpoint, which may still be written; -1 after a save that failed."""
+        self._job = job
+        self._saver = Saver(job.folder.checkpoints, next(job.state.model.parameters()).device)
+        job.state.before_update = self._saver.wait_copied
+
+    @property
+    def is_writing(self) -> bool:
+        """Return whether this rank still writes a checkpoint."""
+        return self._saver.is_writing
+
+    def start(self, *, keep: int | None = None) -> None:
+        """Begin to save the current step; when it is complete, delete all but the newest ``keep`` (default: config).
+
+        Raises RetryableError where the run folder has been moved.
+        """
+        self.finish()
+        job, began_s = self._job, clock.now_s()
+        broadcast_from_rank0(job.folder.require_in_place)
+        keep = keep or job.config.train.checkpoint.keep
+        self._saver.start(job.state.step, job.tensors(), checkpoint_metadata(job), keep=keep)
+        self.step = job.state.step
+        job.recorder.add_non_step_time(clock.now_s() - began_s)
+
+    def finish(self, *, must_succeed: bool = False) -> None:
+        """Wait for the running save, if any, and report it. Raises RetryableError only with ``must_succeed``."""
+        job, began_s = self._job, clock.now_s()
+        save = self._saver.result()
+        if save is None:
+            return
+        job.recorder.add_non_step_time(clock.now_s() - began_s)
+        try:
+            check(save)
+        except RetryableError as error:
+            self.failed(save.step, error, must_succeed=must_succeed)
+            return
+        n_bytes = {"ckpt/bytes": size_bytes(save.path)} if job.is_first else {}
+        job.recorder.write(save.step, {"ckpt/save_s": save.seconds, "ckpt/block_s": save.blocked_s, **n_bytes})
+        times = {"seconds": round(save.seconds, 3), "blocked_s": round(save.blocked_s, 3)}
+        job.events.write("checkpoint_saved", step=save.step, path=save.path, **times)
+        for hook in job.hooks:
+            hook.on_checkpoint(job, save.path)
+
+    def failed(self, step: int, error: RetryableError, *, must_succeed: bool) -> None:
+        """Report a save that failed; raise its error with ``must_succeed``."""
+        self.step = -1
+        self._job.events.write("checkpoint_failed", step=step, reason=error.message)
+        if must_succeed:
+            raise error from RaisedOnAllRanks("the save failed")
+        log.get("train").warning("%s; training continues until the next checkpoint", error.message)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        if may_leave(error):
+            self.finish()
+
+
+def checkpoint_metadata(job: "Job") -> dict[str, Any]:
+    """Return the part of a checkpoint that is not tensors."""
+    return {
+        "step": job.state.step,
+        "tokens": job.recorder.tokens,
+        "train_s": job.recorder.train_s,
+        "val_s": job.recorder.val_s,
+        "collapsed_layers": sorted(watch.collapsed) if (watch := job.recorder.watch) else [],
+        "stream": job.batches.state(job.state.step),
+        **job.frozen,
+    }
