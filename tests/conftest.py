@@ -60,6 +60,21 @@ def record() -> Callable[[str, dict[str, Any]], None]:
     return write
 
 
+@pytest.fixture(autouse=True, scope="session")
+def _user_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """No test writes to the folder of the user (the model registry, tracebacks); commands that tests start neither."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SMALTI_HOME", str(tmp_path_factory.mktemp("home")))
+        yield
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty folder of the user, for this test alone."""
+    monkeypatch.setenv("SMALTI_HOME", str(tmp_path / "home"))
+    return tmp_path / "home"
+
+
 @pytest.fixture(params=["rows", "masks"])
 def tokens_of_heads(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Output heads read the tokens that count, as on a CPU; then all, and mask the others, as on a GPU."""

@@ -194,7 +194,7 @@ def store_keys(prefix: str) -> tuple[str, str]:
 
 def user_folder() -> str:
     """Return the folder of user-wide files (``SMALTI_HOME``, default ``~/.smalti``)."""
-    return os.environ.get("SMALTI_HOME", os.path.join(os.path.expanduser("~"), ".smalti"))
+    return os.environ.get("SMALTI_HOME") or os.path.join(os.path.expanduser("~"), ".smalti")
 
 
 def attempt_is_open() -> bool:
