@@ -16,7 +16,7 @@ import smalti
 from smalti.base import store
 from smalti.base.hashing import digest_json, sha256_file
 from smalti.evals.results import TaskResult
-from smalti.serve.folders import RECORD
+from smalti.track.registry.facts import RECORD
 
 _MODEL_FILES = ("*.safetensors", "*.json", "*.model", "*.jinja")
 """Without the record of the export, which has its time: the same weights exported again are the same model."""

@@ -16,11 +16,15 @@ from smalti.distributed.checkpoint.base import identity, require_same
 from smalti.model.adapters import peft
 from smalti.model.adapters.adapter import Adapter
 from smalti.model.huggingface_weights import check_generation
-from smalti.serve.folders import RECORD, ModelFolder
+from smalti.serve.folders import ModelFolder, find_adapter
+from smalti.track.registry.facts import RECORD
 
 
 def parse(options: list[str], base_name: str) -> dict[str, str]:
-    """Return name -> folder of options ``NAME=FOLDER``; names must differ from each other and from the base's."""
+    """Return name -> folder of options ``NAME=FOLDER``; names must differ from each other and from the base's.
+
+    A folder may be a reference to the model registry, ``models:/NAME@TAG``.
+    """
     named: dict[str, str] = {}
     for option in options:
         name, equals, folder = option.partition("=")
@@ -30,7 +34,7 @@ def parse(options: list[str], base_name: str) -> dict[str, str]:
             )
         if name in named or name == base_name:
             raise UserError(f"--adapter {option}: '{name}' is already the name of a model", allowed="another name")
-        named[name] = folder
+        named[name] = find_adapter(folder)
     return named
 
 

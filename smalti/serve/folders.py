@@ -1,4 +1,4 @@
-"""Finds an exported model by Hugging Face folder, run folder or name of a run. Loads nothing."""
+"""Finds an exported model by Hugging Face folder, run, or reference to the model registry. Loads nothing."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -6,18 +6,20 @@ from typing import Any
 
 from smalti.base import store
 from smalti.base.errors import DataError, UserError
+from smalti.track.registry.facts import RECORD
+from smalti.track.registry.reference import is_reference
+from smalti.track.registry.versions import resolve as resolve_reference
 from smalti.track.run import resolve, runs_beside
-
-RECORD = "export.json"
-"""File in an exported folder that names its run and step."""
 
 
 @dataclass(frozen=True)
 class ModelFolder:
-    """A folder with a model, and the folder of its run if it was given by its run."""
+    """A folder with a model, and the folder of its run if the model is that run's ``export/``."""
 
     folder: str
     run_folder: str | None
+    version: str | None = None
+    """``NAME/NUMBER`` of the model registry, if it was given by a reference."""
 
     @property
     def record(self) -> dict[str, Any]:
@@ -48,10 +50,14 @@ class ModelFolder:
 
 
 def find(name_or_path: str, *, runs: str = "runs") -> ModelFolder:
-    """Find the model of ``runs/demo`` (its ``export/``), of ``demo`` (the same), or of a Hugging Face folder.
+    """Find the model of ``runs/demo`` (its ``export/``), of ``demo`` (the same), of a Hugging Face folder, or of
+    ``models:/demo@production``.
 
-    Raises UserError with the command to type where a run has no export yet, DataError where no folder exists.
+    Raises UserError with the command to type where a run has no export yet, DataError where no folder exists, or it is
+    not what was registered.
     """
+    if is_reference(name_or_path):
+        return _registered(name_or_path)
     path = resolve(name_or_path, runs=runs)
     if (path / "config.json").is_file():
         return ModelFolder(str(path), None)
@@ -63,7 +69,7 @@ def find(name_or_path: str, *, runs: str = "runs") -> ModelFolder:
     if not path.exists():
         raise DataError(
             f"there is no folder '{name_or_path}', and no run of that name in {runs}/",
-            allowed="a run folder (with config.yaml) or a Hugging Face folder (with config.json)",
+            allowed="a run folder (with config.yaml), a Hugging Face folder (with config.json), or models:/NAME",
             hint=runs_beside(path),
         )
     is_checkpoint = path.absolute().parent.name == "checkpoints" and path.name.startswith("step-")
@@ -74,3 +80,32 @@ def find(name_or_path: str, *, runs: str = "runs") -> ModelFolder:
         if is_checkpoint
         else None,
     )
+
+
+def find_adapter(name_or_path: str) -> str:
+    """Return the folder of an adapter given by a reference to the model registry; any other path unchanged."""
+    if not is_reference(name_or_path):
+        return name_or_path
+    version = resolve_reference(name_or_path)
+    if version.kind != "adapter":
+        raise UserError(f"models:/{version.label} is a {version.kind}", allowed="the version of an adapter")
+    return version.path
+
+
+def _registered(reference: str) -> ModelFolder:
+    version = resolve_reference(reference)
+    if version.kind == "checkpoint":
+        raise UserError(
+            f"models:/{version.label} is a checkpoint",
+            allowed="the version of an exported model",
+            hint=f"smalti export models:/{version.label} --output FOLDER",
+        )
+    if version.kind == "adapter":
+        raise UserError(
+            f"models:/{version.label} is an adapter",
+            allowed="the version of a whole model",
+            hint=f"smalti serve BASE --adapter {version.name}=models:/{version.label}",
+        )
+    run = Path(version.path).parent
+    is_of_run = Path(version.path).name == "export" and (run / "config.yaml").is_file()
+    return ModelFolder(version.path, str(run) if is_of_run else None, version.label)

@@ -16,6 +16,8 @@ from smalti.base.errors import SmaltiError, UserError
 from smalti.config.load import from_dict
 from smalti.config.track import SinkName, TrackConfig
 from smalti.track.events import NoEventLog
+from smalti.track.registry import mlflow as mlflow_registry
+from smalti.track.registry.versions import Version
 from smalti.track.run import RunFolder
 from smalti.track.sinks import mlflow
 from smalti.track.sinks.feed import Events, Feed, Tracker, brief
@@ -112,20 +114,46 @@ def publish(
     Returns a line to print for each tracker; none for a run without one, or whose later attempts dropped it. A tracker
     that does not answer gives a warning as its line.
     """
-    root = Path(run)
-    if not (root / "config.yaml").exists() or not (root / FOLDER / f"{Mlflow.name}.json").exists():
+    return _in_mlflow(
+        run,
+        lambda tracker: tracker.publish(Path(path), at, numbers or {}, step),
+        f"{at} is not uploaded",
+    )
+
+
+def register(version: Version, at: str) -> list[str]:
+    """Register the files at ``at`` of the version's MLflow run in MLflow's model registry; lines as of ``publish``."""
+    return _in_mlflow(
+        version.run_folder,
+        lambda tracker: mlflow_registry.register(tracker, version, at),
+        f"{version.label} is not registered",
+    )
+
+
+def move_tag(version: Version, tag: str, *, remove: bool = False) -> list[str]:
+    """Set or delete the alias of a tag in MLflow's model registry; lines as of ``publish``."""
+    return _in_mlflow(
+        version.run_folder,
+        lambda tracker: mlflow_registry.move_alias(tracker, version, tag, remove=remove),
+        f"the alias '{tag}' is not {'deleted' if remove else 'set'}",
+    )
+
+
+def _in_mlflow(run: str | Path | None, use: Callable[[Mlflow], str], failed: str) -> list[str]:
+    """Return the line of ``use``, or ``failed`` as a warning; nothing for a run that does not upload to MLflow."""
+    if run is None or not all((Path(run) / name).exists() for name in ("config.yaml", f"{FOLDER}/{Mlflow.name}.json")):
         return []
     try:
-        folder = RunFolder.read(root)
+        folder = RunFolder.read(run)
         track = _track(folder)
         was_left = Mlflow.name not in track.sinks and any(
             Mlflow.name in _track(folder, attempt=attempt).sinks for attempt in [0, *folder.attempts()]
         )
         if track.mlflow.upload_max_bytes == 0 or was_left:
             return []
-        return [Mlflow(track, read_run_info(root)).publish(Path(path), at, numbers or {}, step)]
+        return [use(Mlflow(track, read_run_info(folder.path)))]
     except Exception as error:
-        return [f"warning: mlflow: {at} is not uploaded ({brief(error)}); run the command again when it is back"]
+        return [f"warning: mlflow: {failed} ({brief(error)}); run the command again when it is back"]
 
 
 def _start(name: SinkName, track: TrackConfig, folder: str | Path, events: Events) -> Feed:

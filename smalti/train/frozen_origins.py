@@ -10,9 +10,9 @@ from pathlib import Path
 from smalti.base import store
 from smalti.config.run import JobConfig, RunConfig
 from smalti.distributed.checkpoint.base import identity, is_model_folder, require_same
-from smalti.distributed.checkpoint.card import RECORD
 from smalti.distributed.group import world as worlds
 from smalti.track.checkpoints import manifest
+from smalti.track.registry.facts import RECORD
 from smalti.train.weights import find_checkpoint
 
 Identities = dict[str, dict[str, str]]

@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import re
 import shutil
 import signal
 import socket
@@ -16,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from registered_folders import write_export
 from synthetic_run import CONFIG, write_run
 from tiny_runs import tiny_run
 
@@ -24,6 +26,9 @@ from smalti.base.errors import UserError
 from smalti.config.track import MlflowConfig, TrackConfig
 from smalti.track import trackers
 from smalti.track.events import EventLog, read_events
+from smalti.track.registry import changes
+from smalti.track.registry.facts import read_facts
+from smalti.track.registry.reference import Reference
 from smalti.track.sinks.jsonl import MetricsLog, read_metrics
 
 pytest.importorskip("mlflow.server", reason="the server of MLflow is not installed (mlflow-skinny has none)")
@@ -282,6 +287,36 @@ def test_what_is_too_large_is_named_and_not_uploaded(server: Server, tmp_path: P
     config.write_text(config.read_text().replace("upload_max_bytes: 0", f"uri: {server_uri!r}"))
     (line,) = trackers.publish(folder, large, "export")
     assert line.startswith("warning: mlflow: export is not uploaded")
+
+
+def test_versions_are_registered_and_tags_are_aliases(server: Server, home: Path, tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "demo", steps=3)
+    trackers.send(folder, ["track.sinks=[mlflow]"])
+    numbers = []
+    for step in (2, 3):
+        export = write_export(folder / "export", step=step, weights=bytes([step]) * 99, run=folder)
+        version, _ = changes.add(read_facts(export), "demo")
+        trackers.publish(folder, export, "export")
+        for _ in range(2):  # the second finds what the first has registered
+            (line,) = trackers.register(version, "export")
+        assert line.startswith(f"mlflow: demo/{version.number} is version "), line
+        numbers.append(re.findall(r"is version (\d+)", line)[0])
+        version, _ = changes.tag(Reference("demo"), "production")
+        (line,) = trackers.move_tag(version, "production")
+        assert line == f"mlflow: 'production' is an alias of version {numbers[-1]} of demo"
+    tagged = client(server).get_model_version_by_alias("demo", "production")
+    assert numbers == ["1", "2"]
+    assert (tagged.version, tagged.run_id) == ("2", run_of(server, folder).info.run_id)
+    assert (tagged.tags["smalti.step"], tagged.tags["smalti.version"]) == ("3", "2")
+    assert tagged.source.endswith("/artifacts/export")
+    assert trackers.move_tag(changes.untag(Reference("demo"), "production"), "production", remove=True)
+    assert client(server).get_registered_model("demo").aliases == {}
+    elsewhere, _ = changes.add(read_facts(write_export(tmp_path / "x", weights=b"1", run=folder)), "demo")
+    (line,) = trackers.move_tag(elsewhere, "candidate")
+    assert "demo/3 is not registered there" in line
+    config = folder / "config.yaml"
+    config.write_text(config.read_text() + f"track: {{mlflow: {{uri: 'http://127.0.0.1:{server.port + 1}'}}}}\n")
+    assert trackers.register(version, "export")[0].startswith("warning: mlflow: demo/2 is not registered")
 
 
 def test_a_run_that_was_deleted_on_the_server_is_an_error(server: Server, tmp_path: Path) -> None:

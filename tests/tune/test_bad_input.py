@@ -15,13 +15,13 @@ from smalti.base.errors import DataError, UserError
 from smalti.data.tokenizer.encode import Tokenizer
 from smalti.data.tokenizer.train import train_bpe
 from smalti.distributed.checkpoint.base import identity
-from smalti.distributed.checkpoint.card import RECORD
 from smalti.distributed.checkpoint.export import export
 from smalti.model.adapters.adapter import Adapter
 from smalti.model.adapters.apply import apply
 from smalti.model.adapters.peft import save as save_adapter
 from smalti.model.huggingface import load_folder
 from smalti.model.huggingface import save as save_model
+from smalti.track.registry.facts import RECORD
 from smalti.train import build, frozen_origins
 
 ROLES = {"role": "boss", "content": "add"}

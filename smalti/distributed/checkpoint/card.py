@@ -18,12 +18,11 @@ from smalti.cost.flops import FORMULA, train_flops_per_token
 from smalti.cost.params import count
 from smalti.data.examples.source import ExampleSource
 from smalti.data.sources.open import open_source, read_index
+from smalti.track.registry.facts import RECORD
 from smalti.track.report.continued import COLUMNS, continued
 from smalti.track.report.read import read_run
 from smalti.track.sinks.jsonl import read_metrics
 
-RECORD = "export.json"
-"""File of an exported folder that names its run."""
 _GIVE_UP = "5s"
 """Longest wait for a store that does not answer."""
 

@@ -22,11 +22,11 @@ from smalti.config.model import ModelConfig
 from smalti.config.run import RunConfig
 from smalti.data.tokenizer.encode import load_tokenizer
 from smalti.distributed.checkpoint import card, checkpoint
-from smalti.distributed.checkpoint.card import RECORD
 from smalti.distributed.checkpoint.export_adapter import merge_errors, merged_weights, probe_ids, write_adapter
 from smalti.model.dtypes import DTYPES
 from smalti.model.huggingface import FAMILIES, load_folder, open_folder, save_folder
 from smalti.track.checkpoints.names import best, complete, folder_name, step_of
+from smalti.track.registry.facts import RECORD
 from smalti.track.run import RunFolder
 
 _DTYPES = DTYPES | {"fp16": torch.float16}

@@ -17,7 +17,7 @@ from smalti.config.adapter import matrix_names
 from smalti.config.model import ModelConfig
 from smalti.config.run import RunConfig
 from smalti.distributed.checkpoint import base, checkpoint
-from smalti.distributed.checkpoint.card import RECORD, history
+from smalti.distributed.checkpoint.card import history
 from smalti.model.adapters import peft
 from smalti.model.adapters.adapter import Adapter, Merged
 from smalti.model.adapters.quantized import Dequantized
@@ -26,6 +26,7 @@ from smalti.model.huggingface_weights import companion_files, meta_weights
 from smalti.track.checkpoints import manifest
 from smalti.track.checkpoints.names import step_of
 from smalti.track.provenance import directory_of
+from smalti.track.registry.facts import RECORD
 
 _CARD = """---
 library_name: peft

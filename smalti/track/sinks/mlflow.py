@@ -105,9 +105,7 @@ class Mlflow:
         """
         from mlflow.entities import Metric
 
-        self._client = _client(self.uri)
-        run = self._client.get_run(self._info.record(self.name)["run_id"])
-        self._run_id = run.info.run_id
+        _, run = self.recorded_run()
         if numbers:
             time_ms = round(path.stat().st_mtime * 1000)
             values = [Metric(name, value, time_ms, step or 0) for name, value in numbers.items()]
@@ -123,6 +121,13 @@ class Mlflow:
         else:
             self._client.log_artifact(self._run_id, str(path), at.rpartition("/")[0] or None)
         return f"mlflow: {at} is uploaded ({format_bytes(size)}): {page}"
+
+    def recorded_run(self) -> tuple[Any, Any]:
+        """Return the client and the MLflow run that the run folder's record names, for commands after the run."""
+        self._client = _client(self.uri)
+        run = self._client.get_run(self._info.record(self.name)["run_id"])
+        self._run_id = run.info.run_id
+        return self._client, run
 
     def _known(self) -> str | None:
         record = self._info.record(self.name)
