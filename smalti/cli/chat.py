@@ -44,7 +44,7 @@ def chat(
     from smalti.serve.engine.engine import Engine
     from smalti.serve.engine.sampling import SamplingParams
     from smalti.serve.engine.scheduler import Limits
-    from smalti.serve.folders import find
+    from smalti.serve.folders import find, find_adapter
 
     with _as_options():
         params = SamplingParams(max_tokens, temperature, top_p, top_k, seed, tuple(stop or ()))
@@ -55,7 +55,7 @@ def chat(
         "".join([prompt or "", *params.stop]).encode()
     _can_save(save, folder.run_folder, prompt)
     # One answer at a time, so batch invariance needs no spare rows.
-    adapters = {"adapter": adapter} if adapter else {}
+    adapters = {"adapter": find_adapter(adapter)} if adapter else {}
     engine = Engine.from_folder(folder.folder, dtype=dtype, limits=Limits(step_rows=1), adapters=adapters)
     base_form = load_chat(folder.folder)
     form = load_chats(adapters, base_form).get("adapter", base_form)

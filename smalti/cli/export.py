@@ -19,7 +19,10 @@ class Dtype(StrEnum):
 
 @app.command(epilog="Example: smalti export runs/demo --dtype bf16 --verify")
 def export(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder, or its name in runs/.")],
+    run: Annotated[
+        str,
+        typer.Argument(metavar="RUN", help="A run folder, its name in runs/, or models:/NAME/NUMBER of a checkpoint."),
+    ],
     step: Annotated[
         int | None,
         typer.Option(help="Step of the checkpoint; absent: the best of train.checkpoint.best, else the newest."),
@@ -30,6 +33,12 @@ def export(
         bool, typer.Option("--merge", help="Of a run that trained adapters: the whole model, with them merged.")
     ] = False,
     verify: Annotated[bool, typer.Option("--verify", help="Also compare logits with transformers.")] = False,
+    name: Annotated[
+        str | None, typer.Option(help="Name in the model registry ('smalti models'); absent: the run's name.")
+    ] = None,
+    register: Annotated[
+        bool, typer.Option(help="Register the folder in the model registry.", show_default=False)
+    ] = True,
     upload: Annotated[
         bool, typer.Option(help="Upload RUN/export to the run's MLflow run, if it has one.", show_default=False)
     ] = True,
@@ -37,44 +46,118 @@ def export(
     """Write a checkpoint as a Hugging Face folder: safetensors, configs, tokenizer, model card.
 
     The weights are read back and compared before the folder appears. Of a run that trained adapters, these alone are
-    written to RUN/adapter, in PEFT's format; with --merge the whole model.
+    written to RUN/adapter, in PEFT's format; with --merge the whole model. The folder is registered as a version of a
+    model: see 'smalti models'.
     """
     from smalti.base import store
-    from smalti.base.units import format_bytes
     from smalti.cli.extras import need
     from smalti.distributed.checkpoint import export as exporter
-    from smalti.distributed.checkpoint.card import RECORD
-    from smalti.model.huggingface import open_folder
-    from smalti.track.run import resolve
+    from smalti.track.registry.facts import RECORD
     from smalti.track.trackers import publish
 
     if verify:
         need("verify", "smalti export --verify", "transformers")
-    run = resolve(run)
-    folder = exporter.export(run, step=step, output=output, dtype=dtype.value, merge=merge)
+    _check_name(name, register)
+    run_folder, step, checkpoints = _source(run, step)
+    folder = exporter.export(
+        run_folder, step=step, output=output, dtype=dtype.value, merge=merge, checkpoints=checkpoints
+    )
     record = store.read_json(store.join(folder, RECORD))
-    n_bytes = sum(path.stat().st_size for path in Path(folder).glob("*.safetensors"))
-    what = f"step {record['step']}, {record['dtype']}, weights {format_bytes(n_bytes)}"
-    if "base" in record:
-        _print_adapter(folder, record, what, verify=verify)
-        return
-    print(f"{folder}: {what}; read back and compared: identical")
+    is_adapter = "base" in record
+    if is_adapter:
+        _print_adapter(folder, record, verify=verify)
+    else:
+        _print_model(folder, run_folder, record, merge=merge, verify=verify)
+    uploads = upload and output is None and not is_adapter
+    for line in publish(run_folder, folder, "export") if uploads else ():
+        typer.echo(line, err=True)
+    if register:
+        _register(folder, name or record["run"], uploaded_to="export" if uploads else None)
+    print(f"next: {_next(folder, record, run=None if output else run_folder)}")
+
+
+def _print_model(folder: str, run: Path, record: dict[str, Any], *, merge: bool, verify: bool) -> None:
+    from smalti.distributed.checkpoint import export as exporter
+
+    print(f"{folder}: {_what(folder, record)}; read back and compared: identical")
     for other, errors in exporter.errors_of_merge(run, record["step"], logits=verify).items() if merge else ():
-        print(f"relative error if {other}: {', '.join(f'{name} {value:.1e}' for name, value in errors.items())}")
+        print(f"relative error if {other}: {', '.join(f'{part} {value:.1e}' for part, value in errors.items())}")
     if verify:
         print(f"transformers computes the same logits: relative error {exporter.verify(folder):.1e} (fp32)")
-    for line in publish(run, folder, "export") if upload and output is None else ():
-        typer.echo(line, err=True)
-    if open_folder(folder).config.num_labels:
-        print(f"next: transformers' AutoModelForSequenceClassification.from_pretrained('{folder}') computes its scores")
-    else:
-        print(f"next: smalti chat {folder if output else run}")
 
 
-def _print_adapter(folder: str, record: dict[str, Any], what: str, *, verify: bool) -> None:
+def _what(folder: str, record: dict[str, Any]) -> str:
+    from smalti.base.units import format_bytes
+
+    n_bytes = sum(path.stat().st_size for path in Path(folder).glob("*.safetensors"))
+    return f"step {record['step']}, {record['dtype']}, weights {format_bytes(n_bytes)}"
+
+
+def _next(folder: str, record: dict[str, Any], *, run: Path | None) -> str:
+    """Return what to type next; ``run``: the run whose ``export/`` the folder is, if it is."""
     from smalti.base import store
-    from smalti.base.errors import UserError
     from smalti.model.adapters.peft import CONFIG
+    from smalti.model.huggingface import open_folder
+
+    if "base" in record:
+        has_scores = store.read_json(Path(folder) / CONFIG)["task_type"] == "SEQ_CLS"
+        serve = f"smalti serve {record['base']['init_from']} --adapter {record['run']}={folder}"
+        return f"{f'PEFT, as {folder}/README.md says' if has_scores else serve}, or smalti export RUN --merge"
+    if open_folder(folder).config.num_labels:
+        return f"transformers' AutoModelForSequenceClassification.from_pretrained('{folder}') computes its scores"
+    return f"smalti chat {run or folder}"
+
+
+def _source(run: str, step: int | None) -> tuple[Path, int | None, Path | None]:
+    """Return the run folder, step and folder of checkpoints that RUN means; None: those of the run."""
+    from smalti.base.errors import UserError
+    from smalti.track.registry.reference import is_reference
+    from smalti.track.registry.versions import resolve as resolve_reference
+    from smalti.track.run import resolve
+
+    if not is_reference(run):
+        return resolve(run), step, None
+    version = resolve_reference(run)
+    if version.kind != "checkpoint" or version.run_folder is None:
+        raise UserError(
+            f"models:/{version.label} is no checkpoint of a run: {version.path}",
+            allowed="a run, or the version of a checkpoint",
+            hint=f"smalti chat models:/{version.label}" if version.kind == "model" else None,
+        )
+    if step is not None:
+        raise UserError(f"--step {step} has no effect: {run} is the checkpoint of step {version.step}")
+    return Path(version.run_folder), version.step, Path(version.path).parent
+
+
+def _check_name(name: str | None, register: bool) -> None:
+    from smalti.base.errors import UserError
+    from smalti.track.registry.reference import check_name
+
+    if name is not None and not register:
+        raise UserError(f"--name {name} has no effect with --no-register", allowed="one of them")
+    if name is not None:
+        check_name(name)
+
+
+def _register(folder: str, name: str, *, uploaded_to: str | None = None) -> None:
+    """Register the folder, in MLflow's registry too if it is uploaded there; an error is a warning."""
+    from smalti.base.errors import SmaltiError
+    from smalti.track.registry.changes import add
+    from smalti.track.registry.facts import read_facts
+    from smalti.track.trackers import register
+
+    try:
+        version, _ = add(read_facts(folder), name)
+    except SmaltiError as error:
+        typer.echo(f"warning: {folder} is not registered: {error}", err=True)
+        return
+    print(f"registered as models:/{version.label}")
+    for line in register(version, uploaded_to) if uploaded_to else ():
+        typer.echo(line, err=True)
+
+
+def _print_adapter(folder: str, record: dict[str, Any], *, verify: bool) -> None:
+    from smalti.base.errors import UserError
 
     if verify:
         raise UserError(
@@ -82,10 +165,4 @@ def _print_adapter(folder: str, record: dict[str, Any], what: str, *, verify: bo
             allowed="--verify with --merge",
             hint=f"smalti export {record['run_folder']} --merge --verify",
         )
-    base = record["base"]["init_from"]
-    print(f"{folder}: adapters of {base}, {what}")
-    has_scores = store.read_json(Path(folder) / CONFIG)["task_type"] == "SEQ_CLS"
-    use = (
-        f"PEFT, as {folder}/README.md says" if has_scores else f"smalti serve {base} --adapter {record['run']}={folder}"
-    )
-    print(f"next: {use}, or smalti export RUN --merge")
+    print(f"{folder}: adapters of {record['base']['init_from']}, {_what(folder, record)}")

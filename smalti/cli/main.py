@@ -22,6 +22,7 @@ VERBS = {
     "export": "write a run's model as a Hugging Face folder",
     "chat": "generate text with an exported model in the terminal",
     "serve": "serve a model over HTTP, with a chat page",
+    "models": "list, tag and remove registered models",
     "runs": "list, show, compare and report runs",
     "env": "print versions, machine and devices, for a bug report",
     "config": "show resolved recipes and the schema of configs",

@@ -6,7 +6,6 @@ NOT_YET = {
     "bench": "smalti serve MODEL; its /metrics counts time to the first token, time per token and tokens",
     "quantize": "smalti serve MODEL --dtype bf16 halves the weights",
     "fleet": "smalti train starts the ranks of this machine; srun smalti train RECIPE.yaml those of a Slurm job",
-    "models": "smalti runs ls lists the runs; smalti export RUN writes the model of one",
     "console": "smalti runs report RUN writes a run's page; smalti runs ls lists the runs",
     "plan ladder": "smalti plan budget gives parameters and tokens by published laws",
     "plan fit": "smalti plan budget gives parameters and tokens by published laws",

@@ -52,7 +52,7 @@ def examples() -> Iterator[str]:
 
 
 @pytest.fixture
-def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, home: Path) -> Path:
     """A folder with documents, tokens, a recipe and three runs, made by the commands themselves."""
     monkeypatch.chdir(tmp_path)
     fork_ranks(monkeypatch)

@@ -50,7 +50,6 @@ def run(
     text and seq_len come from its config.
     """
     from smalti.data.tokenizer.chat import load_chat
-    from smalti.distributed.checkpoint.export import refresh_card
     from smalti.evals import bf16
     from smalti.evals import suite as suites_module
     from smalti.fleet import machine
@@ -78,10 +77,7 @@ def run(
             chat=load_chat(folder.folder),
             cache=cache,
         )
-    if folder.run_folder is not None and output is None:
-        refresh_card(folder.run_folder)
-        if upload:
-            _upload(folder.run_folder, results)
+    _record(folder, results, in_run=output is None, upload=upload)
     print_json(results) if as_json else _print(results)
 
 
@@ -209,13 +205,34 @@ def _upload(run: str, results: dict[str, Any]) -> None:
         typer.echo(line, err=True)
 
 
+def _record(folder: "ModelFolder", results: dict[str, Any], *, in_run: bool, upload: bool) -> None:
+    """Put the scores into the card and the tracker of the run, if they are in its folder, and the model registry.
+
+    An error of tracker or registry is a warning.
+    """
+    from smalti.base.errors import SmaltiError
+    from smalti.distributed.checkpoint.export import refresh_card
+    from smalti.track.registry.changes import add_scores
+    from smalti.track.registry.scores import scores_of
+
+    if folder.run_folder is not None and in_run:
+        refresh_card(folder.run_folder)
+        if upload:
+            _upload(folder.run_folder, results)
+    try:
+        add_scores(folder.folder, scores_of(results))
+    except SmaltiError as error:
+        typer.echo(f"warning: the scores are not in the model registry: {error}", err=True)
+
+
 def _require_newest(folder: "ModelFolder") -> None:
     """Raise UserError where the export of a run is not of its newest checkpoint."""
     from smalti.base.errors import UserError
     from smalti.distributed.checkpoint import checkpoint
     from smalti.track.checkpoints.names import step_of
 
-    newest = checkpoint.newest(f"{folder.run_folder}/checkpoints") if folder.run_folder else None
+    is_of_run = folder.run_folder is not None and folder.version is None  # a version was chosen as it is
+    newest = checkpoint.newest(f"{folder.run_folder}/checkpoints") if is_of_run else None
     step = folder.record.get("step")
     if newest is not None and step_of(newest) != step:
         raise UserError(
