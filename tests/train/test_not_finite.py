@@ -18,6 +18,7 @@ from smalti.config.optimizer import OptimizerConfig
 from smalti.config.run import RunConfig
 from smalti.distributed.checkpoint import checkpoint
 from smalti.distributed.parallel.dtensors import local
+from smalti.track.checkpoints.names import step_of
 from smalti.track.run import RunFolder
 from smalti.train import Hook, build, fit
 from smalti.train.loop import Job
@@ -200,5 +201,5 @@ def test_the_run_ends_with_the_cause_and_a_checkpoint_of_the_step_before(what: s
     assert (event["step"], event["cause"], event["value"]) == (7, what, "nan" if what == "loss" else "inf")
     newest = checkpoint.newest(folder.checkpoints)
     assert newest is not None
-    assert checkpoint.step_of(newest) == 6
+    assert step_of(newest) == 6
     assert [row["step"] for row in folder.metrics() if "loss/train/total" in row] == [1, 2, 3, 4, 5, 6]

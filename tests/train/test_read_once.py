@@ -13,7 +13,7 @@ from tiny_runs import tiny_tokenizer
 from smalti.evals.in_loop import heldout_hook
 from smalti.train import job
 
-READ_BY_ONE = ("manifest.json", "train_state.json", ".metadata", "COMPLETE", "latest", "tokenizer.json", "config.yaml")
+READ_BY_ONE = ("manifest.json", "train_state.json", "index.json", "COMPLETE", "latest", "tokenizer.json", "config.yaml")
 
 
 def _opened(rank: int, root: str) -> Counter[str]:
@@ -58,5 +58,5 @@ def test_manifests_states_and_tokenizers_are_read_by_one_rank_of_four(tmp_path):
                 assert readers in ([], [0]), f"{path} was opened by ranks {readers}"
         names = {Path(path).name for opened in ranks for path in opened}
         assert "manifest.json" in names
-        assert not resumes or {".metadata", "train_state.json", "COMPLETE"} <= names
+        assert not resumes or {"index.json", "train_state.json", "COMPLETE"} <= names
         (tmp_path / "saved").touch()

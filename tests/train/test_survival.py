@@ -211,7 +211,7 @@ def test_a_truncated_checkpoint_is_skipped_with_a_warning(tmp_path: Path, unhurt
     agent.send_signal(signal.SIGTERM)
     assert agent.finish()[0] == 75
     newest = sorted((folder / "checkpoints").glob("step-*"))[-1]
-    shard = newest / "shards" / "__1_0.distcp"
+    shard = newest / "shards" / "00001.safetensors"
     shard.write_bytes(shard.read_bytes()[:-100])
     code, output = _run(recipe)
     assert code == 0, output

@@ -17,7 +17,7 @@ from smalti.data.examples.folder import ExamplesRecord
 from smalti.distributed.checkpoint.export import export
 from smalti.evals.in_loop import heldout_hook
 from smalti.track.checkpoints import manifest
-from smalti.track.checkpoints.names import folder_name
+from smalti.track.checkpoints.names import folder_name, step_of
 from smalti.train import Hook, build, fit
 from smalti.train.loop import Job
 from smalti.tune import prepare
@@ -78,13 +78,13 @@ class Recorded(Hook):
         batches.place = recorded
 
     def on_step(self, job: Job, result: Any) -> None:
-        self._kill_at("step", job)
+        self._kill_at("step", job.state.step)
 
     def on_checkpoint(self, job: Job, path: str) -> None:
-        self._kill_at("checkpoint", job)
+        self._kill_at("checkpoint", step_of(path))
 
-    def _kill_at(self, moment: str, job: Job) -> None:
-        if self._killed == (moment, job.state.step):
+    def _kill_at(self, moment: str, step: int) -> None:
+        if self._killed == (moment, step):
             os.kill(os.getpid(), signal.SIGKILL)
 
 
@@ -113,7 +113,7 @@ def _results(run: Path, examples: Path) -> dict[str, Any]:
     ]
     events = [json.loads(line) for line in (run / "events.jsonl").read_text().splitlines()]
     path = run / "checkpoints" / folder_name(STEPS)
-    files = {file["name"]: file["sha256"] for file in json.loads((path / "manifest.json").read_text())["files"]}
+    files = {file["name"]: file["xxh3"] for file in json.loads((path / "manifest.json").read_text())["files"]}
     return {
         "examples": sorted(set(examples.read_text().splitlines())),
         "metrics": [row for row in metrics if len(row) > 1],
@@ -121,7 +121,7 @@ def _results(run: Path, examples: Path) -> dict[str, Any]:
         "best": (run / "checkpoints/best").read_text(),
         "state": {key: value for key, value in manifest.read_state(path).items() if not key.endswith("_s")},
         # the tensors of the only rank: weights, moments, values of the loss
-        "tensors": [digest for name, digest in files.items() if name.endswith(".distcp")],
+        "tensors": [digest for name, digest in files.items() if name.endswith(".safetensors")],
     }
 
 
