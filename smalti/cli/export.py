@@ -148,7 +148,7 @@ def _register(folder: str, name: str, *, uploaded_to: str | None = None) -> None
 
     try:
         version, _ = add(read_facts(folder), name)
-    except SmaltiError as error:
+    except (SmaltiError, OSError) as error:
         typer.echo(f"warning: {folder} is not registered: {error}", err=True)
         return
     print(f"registered as models:/{version.label}")

@@ -72,7 +72,11 @@ def test_a_folder_that_is_gone_or_replaced_is_marked(demo: Path, capsys: pytest.
     assert smalti(["models", "add", f"{demo}/export", "--name", "demo", "--tag", "candidate", "--json"]) == 0
     (demo / "checkpoints").rename(demo / "away")
     capsys.readouterr()
+    assert smalti(["models", "ls", "--json"]) == 0
+    assert [version["number"] for version in json_of(capsys)] == [3]
     assert smalti(["models", "ls"]) == 0
+    assert "--all lists 2 more" in capsys.readouterr().err
+    assert smalti(["models", "ls", "--all"]) == 0
     third, second, first = capsys.readouterr().out.splitlines()[1:]
     assert "candidate" in third
     assert second.endswith("step-00000020 (gone)")

@@ -23,19 +23,27 @@ _DryRun = Annotated[bool, typer.Option("--dry-run", help="Print what would chang
 def ls(
     name: Annotated[str | None, typer.Argument(metavar="NAME", help="Only versions of this model.")] = None,
     tag: Annotated[str | None, typer.Option(help="Only versions with this tag.")] = None,
+    every: Annotated[
+        bool, typer.Option("--all", help="Also versions without a tag whose folder is gone or holds a later version.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
-    """List the versions, newest first. A folder that is gone, or has another version's files now, is marked."""
+    """List the versions, newest first. A folder that is gone, or holds a later version, is marked."""
     from smalti.cli.models.text import HEAD, row
     from smalti.cli.tables import print_json, print_table
     from smalti.track.registry.versions import versions
 
-    listed = versions(name=name, tag=tag)
+    matching = versions(name=name, tag=tag)
+    listed = [version for version in matching if every or version.tags or version.is_in_place]
     if as_json:
         print_json([version.to_json() for version in listed])
         return
-    empty = "no version matches" if name or tag else "no model is registered; smalti export RUN registers one"
+    empty = (
+        "no version matches" if name or tag or matching else "no model is registered; smalti export RUN registers one"
+    )
     print_table(HEAD, [row(version) for version in listed], empty=empty)
+    if len(listed) < len(matching):
+        typer.echo(f"--all lists {len(matching) - len(listed)} more, whose files are gone or replaced", err=True)
 
 
 @app.command(epilog="Example: smalti models show demo/1")
@@ -97,7 +105,7 @@ def add(
     print(f"{'registered as' if is_new else 'updated'} models:/{version.label}: {version.kind}, {version.path}")
 
 
-@app.command("tag", epilog="Example: smalti models tag chat/1 production")
+@app.command("tag", epilog="Example: smalti models tag demo production")
 def tag_(
     version: _Version,
     tag: Annotated[str, typer.Argument(metavar="TAG", help="Any word, such as candidate or production.")],

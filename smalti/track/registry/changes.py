@@ -17,7 +17,7 @@ from smalti.base.errors import UserError
 from smalti.track.registry.facts import Facts, digest
 from smalti.track.registry.reference import Reference, check_name, check_tag
 from smalti.track.registry.scores import Scores, merged
-from smalti.track.registry.versions import Version, require, require_intact, select, tagged
+from smalti.track.registry.versions import Version, get, require, require_intact, select, tagged
 
 
 def add(facts: Facts, name: str) -> tuple[Version, bool]:
@@ -57,14 +57,16 @@ def tag(reference: Reference, word: str) -> tuple[Version, int | None]:
     The tag is on exactly one version at any time. Raises DataError where the folder is gone or has changed.
     """
     check_tag(word)
+    checked = get(reference)
+    require_intact(checked)  # before the transaction, as it reads files
+    reference = Reference(checked.name, number=checked.number)
     with database.transaction() as db:
         version = require(db, reference)
-        require_intact(version)
         before = tagged(db, version.name, word)
         if before != version.number:
             db.execute("INSERT OR REPLACE INTO model_tags VALUES (?, ?, ?)", (version.name, word, version.number))
             _record_move(db, version.name, word, before, version.number)
-        return require(db, Reference(version.name, number=version.number)), before
+        return require(db, reference), before
 
 
 def untag(reference: Reference, word: str) -> Version:
@@ -121,8 +123,8 @@ def add_scores(path: str | Path, scores: Scores) -> list[Version]:
     place = Path(path).resolve()
     if not database.location().exists():
         return []
+    content = digest(place)
     with database.transaction() as db:
-        content = digest(place)
         same = [version for version in select(db, "path=?", (str(place),)) if version.digest == content]
         for version in same:
             text = json.dumps(merged(version.scores, scores))

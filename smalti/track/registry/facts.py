@@ -59,11 +59,11 @@ def read_facts(folder: str | Path) -> Facts:
             Facts(kind, str(path), content), path.parent.parent, store.read_json(path / "train_state.json")
         )
     record = store.read_json(path / RECORD) if (path / RECORD).is_file() else {}
-    facts = Facts(kind, str(path), content, run=record.get("run"), step=record.get("step"))
-    if record.get("run_folder") is None:
-        return facts
-    run = Path(record["run_folder"])
-    state = run / "checkpoints" / folder_name(record["step"]) / "train_state.json"
+    if not isinstance(record, dict) or not {"run", "run_folder", "step"} <= record.keys():
+        return Facts(kind, str(path), content)
+    run, step = Path(record["run_folder"]), int(record["step"])
+    state = run / "checkpoints" / folder_name(step) / "train_state.json"
+    facts = Facts(kind, str(path), content, run=record["run"], step=step)
     return _with_run(facts, run, store.read_json(state) if state.is_file() else {})
 
 

@@ -30,6 +30,11 @@ class Version(Facts):
         """``NAME/NUMBER``."""
         return f"{self.name}/{self.number}"
 
+    @property
+    def is_in_place(self) -> bool:
+        """Whether its folder exists, and no later version was registered there; ``problem`` reads the files."""
+        return self.replaced_by is None and os.path.isdir(self.path)
+
     def problem(self) -> str | None:
         """Return why the folder is no longer what was registered, or None."""
         if not os.path.isdir(self.path):
