@@ -17,11 +17,13 @@ from torch import Tensor, nn
 from smalti.config.load import from_dict
 from smalti.config.run import RunConfig
 from smalti.data.tokens.writer import TokenWriter
+from smalti.distributed.checkpoint import saver
 from smalti.distributed.group.mesh import Mesh
 from smalti.distributed.parallel import sequence
 from smalti.model.blocks.moe.router import Router
 from smalti.train import build
 from smalti.train.loop import Job
+from smalti.train.saving import checkpoint_metadata
 from smalti.train.step import train_step
 
 VOCAB, SEQ_LEN, ROWS = 96, 64, 8
@@ -68,8 +70,9 @@ def write_tokens(folder: Path, documents: int = 150, seed: int = 0) -> None:
 
 def config_of(root: Path, kind: str, name: str, steps: int, ranks: int = 1, **parallel: Any) -> RunConfig:
     """``parallel``: the axes, and ``microbatch_tokens``."""
-    if not (root / "tokens").exists():
-        write_tokens(root / "tokens")
+    for seed, source in enumerate(("made", "more")):
+        if not (root / "tokens" / source).exists():
+            write_tokens(root / "tokens" / source, seed=seed)
     train: dict[str, Any] = {
         "duration": f"{steps}step",
         "global_batch_tokens": ROWS * SEQ_LEN,
@@ -84,8 +87,9 @@ def config_of(root: Path, kind: str, name: str, steps: int, ranks: int = 1, **pa
         "folder": str(root / "runs" / name),
         "model": MODELS[kind],
         "data": {
-            "sources": {"made": str(root / "tokens")}, "seq_len": SEQ_LEN, "stages": [{"weights": {"made": 1}}],
-            "mask_documents": True,
+            "sources": {source: str(root / "tokens" / source) for source in ("made", "more")},
+            "stages": [{"until": "0.5run", "weights": {"made": 1, "more": 1}}, {"weights": {"made": 1, "more": 7}}],
+            "seq_len": SEQ_LEN, "mask_documents": True,
         },
         "train": train,
         "track": {"console": False},
@@ -93,30 +97,44 @@ def config_of(root: Path, kind: str, name: str, steps: int, ranks: int = 1, **pa
     return from_dict(RunConfig, tree, "mesh").config
 
 
-def run_on(ranks: int, config: RunConfig, steps: int, reference: "Run | None" = None, *, replay: bool = False) -> Run:
-    """Train ``steps`` steps; rank 0's figures. ``reference``: of one process; ``replay``: its choices are forced."""
+def run_on(
+    ranks: int,
+    config: RunConfig,
+    steps: int,
+    reference: "Run | None" = None,
+    *,
+    replay: bool = False,
+    save_to: Path | None = None,
+) -> Run:
+    """Train to step ``steps``, from the run's checkpoint if it has one; rank 0's figures.
+
+    ``reference``: of one process; ``replay``: its choices are forced; ``save_to``: a checkpoint is saved there at the
+    end.
+    """
     folder = Path(config.run_folder).parent
     if reference is not None:
         torch.save(reference.choices, folder / "choices.pt")
     known = None if reference is None else str(folder / "choices.pt")
-    results: list[Run] = run_ranks(ranks, _train, config, steps, known, replay, timeout_s=300)
+    results: list[Run] = run_ranks(ranks, _train, config, steps, known, replay, save_to, timeout_s=300)
     differs = min((run.differs for run in results if run.differs is not None), default=None)
     for run in results[1:]:
         assert run.loss == results[0].loss, "ranks disagree about the loss"
     return results[0]._replace(differs=differs)
 
 
-def _train(rank: int, config: RunConfig, steps: int, known: str | None, replay: bool) -> Run:
+def _train(rank: int, config: RunConfig, steps: int, known: str | None, replay: bool, save_to: Path | None) -> Run:
     job = build(config)
     choices: dict[tuple[int, int], Tensor] = {} if known is None else torch.load(known)
     differs: list[Choice] = []
     losses, norms = list[float](), list[float]()
-    for step in range(steps):
+    for step in range(job.state.step, steps):
         microbatches = job.batches.batch(step)
         with _routers(job, step, choices, taken=known is None, replay=replay, differs=differs):
             result = train_step(job.state, microbatches, job.loss)
         losses.append(float(result.loss))
         norms.append(float(result.grad_norm))
+    if save_to is not None:
+        saver.save(save_to, steps, job.tensors(), checkpoint_metadata(job), keep=2)
     return Run(losses, norms, choices if known is None else {}, min(differs, default=None))
 
 
