@@ -15,6 +15,7 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import Tensor
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+from torch.distributed.tensor import DTensor
 
 from smalti.base import log
 from smalti.base.errors import DataError
@@ -90,13 +91,41 @@ def _part(entries: list[manifest.Entry], rank: int, ranks: int) -> list[manifest
 def load(path: str | Path, tensors: dict[str, Tensor]) -> None:
     """Fill ``tensors`` in place, called by all ranks; their layout may differ from the one that was saved.
 
-    Rank 0 alone reads the metadata; each rank reads its own parts of the tensors.
+    Rank 0 alone reads the metadata. Each part of a DTensor is read by one rank, which sends it to the ranks that hold
+    the same part (the other replicas).
     """
     reader = ShardReader(Path(path) / "shards")
     reader.share()
     saved = reader.read_metadata().state_dict_metadata
     _check_names(path, saved, tensors)
-    dcp.load(dict(tensors), storage_reader=reader)
+    dcp.load({name: tensor for name, tensor in tensors.items() if _is_first(tensor)}, storage_reader=reader)
+    for name in sorted(tensors):  # the same order on the ranks of each group
+        _send_to_replicas(tensors[name])
+
+
+def _is_first(tensor: Tensor) -> bool:
+    """Return whether this rank is the first of those that hold the same part; each rank reads plain tensors."""
+    if not isinstance(tensor, DTensor):
+        return True
+    place = tensor.device_mesh.get_coordinate()
+    return place is None or all(place[dim] == 0 for dim in _replicated(tensor))
+
+
+def _send_to_replicas(tensor: Tensor) -> None:
+    if not isinstance(tensor, DTensor) or not (dims := _replicated(tensor)):
+        return
+    local = tensor.detach().to_local()
+    whole = local.contiguous()
+    for dim in dims:
+        dist.broadcast(whole, group=tensor.device_mesh.get_group(dim), group_src=0)
+    if whole is not local:
+        local.copy_(whole)
+
+
+def _replicated(tensor: DTensor) -> list[int]:
+    """Return the dims of the mesh along which ranks hold the same part."""
+    sizes = zip(tensor.placements, tensor.device_mesh.shape, strict=True)
+    return [dim for dim, (placement, size) in enumerate(sizes) if placement.is_replicate() and size > 1]
 
 
 def shapes(path: str | Path) -> dict[str, tuple[int, ...]]:

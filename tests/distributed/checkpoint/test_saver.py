@@ -18,6 +18,7 @@ from smalti.config.run import JobConfig
 from smalti.distributed.checkpoint import checkpoint
 from smalti.distributed.checkpoint import saver as saving
 from smalti.distributed.checkpoint.saver import Saver
+from smalti.distributed.checkpoint.shard_reader import ShardReader
 from smalti.track.checkpoints import manifest
 from smalti.train.job import build
 from smalti.train.loop import fit
@@ -94,6 +95,40 @@ def _save_replicas(rank: int, folder: Path, replicas: int) -> int:
 @pytest.mark.parametrize("replicas", [1, 2])
 def test_replicas_write_no_byte_twice(replicas: int, tmp_path: Path) -> None:
     assert run_ranks(2, _save_replicas, tmp_path, replicas) == [4 * 64 + 4 * 8] * 2
+
+
+def _load_replicas(rank: int, path: str, shape: tuple[int, ...], dims: list[str]) -> tuple[bool, int]:
+    """Return whether the tensors are right, and the number of parts that this rank has read."""
+    mesh = init_device_mesh("cpu", shape)
+    placements = [Replicate() if dim == "replicate" else Shard(0) for dim in dims]
+    tensors = {f"model.{name}": distribute_tensor(torch.zeros(16, 4), mesh, placements) for name in "abc"}
+    n_read = 0
+    mapped = ShardReader._map
+
+    def counted(reader: ShardReader, place: Any) -> torch.Tensor:
+        nonlocal n_read
+        n_read += 1
+        return mapped(reader, place)
+
+    setattr(ShardReader, "_map", counted)  # noqa: B010  (this process is a rank of its own)
+    checkpoint.load(path, tensors)  # type: ignore[arg-type]
+    whole = torch.arange(64.0).view(16, 4)
+    return all(torch.equal(tensor.full_tensor(), whole) for tensor in tensors.values()), n_read
+
+
+@pytest.mark.parametrize(
+    ("shape", "dims", "reads"),
+    [
+        ((2,), ["replicate"], [3, 0]),
+        pytest.param((2, 2), ["replicate", "shard"], [3, 3, 0, 0], marks=pytest.mark.slow),
+        pytest.param((2, 2), ["shard", "replicate"], [3, 0, 3, 0], marks=pytest.mark.slow),
+        pytest.param((2, 2), ["replicate", "replicate"], [3, 0, 0, 0], marks=pytest.mark.slow),
+    ],
+)
+def test_replicas_read_nothing(shape: tuple[int, ...], dims: list[str], reads: list[int], tmp_path: Path) -> None:
+    whole = {f"model.{name}": torch.arange(64.0).view(16, 4) for name in "abc"}
+    path = saving.save(tmp_path, 1, whole, {"step": 1}, keep=1)
+    assert run_ranks(len(reads), _load_replicas, path, shape, dims) == [(True, number) for number in reads]
 
 
 # ---- a checkpoint of format 1 ---------------------------------------------------------------------------------------
