@@ -114,7 +114,7 @@ def _is_first(tensor: Tensor) -> bool:
 def _send_to_replicas(tensor: Tensor) -> None:
     if not isinstance(tensor, DTensor) or not (dims := _replicated(tensor)):
         return
-    local = tensor.detach().to_local()
+    local = tensor.to_local().detach()
     whole = local.contiguous()
     for dim in dims:
         dist.broadcast(whole, group=tensor.device_mesh.get_group(dim), group_src=0)
