@@ -168,6 +168,7 @@ def trained(server: Server, tmp_path_factory: pytest.TempPathFactory) -> Path:
     done = subprocess.run([sys.executable, "-c", LATER, str(folder)], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert done.stderr.count(" is uploaded (") == 3, done.stderr
+    assert re.search(r"mlflow: tiny/\d+ is version \d+ of the registered model tiny\n", done.stderr), done.stderr
     return folder
 
 
