@@ -206,9 +206,9 @@ def rank_main(rank: int, folder: str, n_bytes: int, turns: int) -> None:
     rows: dict[str, list[dict[str, Any]]] = {mode: [] for mode in MODES}
     for number in range(turns + 1):  # the first one plans and gets its memory
         for mode in MODES if number % 2 else reversed(MODES):
-            own = turn(training, savers[mode], paths[mode])
+            of_rank = turn(training, savers[mode], paths[mode])
             both: list[Any] = [None] * RANKS
-            dist.all_gather_object(both, own)
+            dist.all_gather_object(both, of_rank)
             if number:
                 rows[mode].append(slower(both))
             if mode == "smalti" and not number:

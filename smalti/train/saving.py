@@ -1,4 +1,4 @@
-"""The checkpoints of a run: begins a save, and reports it when it is complete, while training goes on.
+"""The checkpoints of a run: begins a save, and reports it when it is complete, while training continues.
 
 One save runs at a time; the next one waits for it. A save that fails is reported, and training continues to the next.
 """

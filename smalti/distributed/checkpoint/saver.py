@@ -1,4 +1,4 @@
-"""Saves checkpoints while training goes on. Each rank writes its own part; a checkpoint appears whole or not at all.
+"""Saves checkpoints while training continues. Each rank writes its own part; a checkpoint appears whole or not at all.
 
 ``Saver.start`` begins to copy the tensors to host memory that belongs to the saver. The caller trains on, and calls
 ``wait_copied`` before it changes a tensor. A thread writes the copy and agrees with the other ranks, in a process group
@@ -105,8 +105,8 @@ class Saver:
             (name, tensor.shape, tensor.dtype, getattr(tensor, "placements", ())) for name, tensor in tensors.items()
         ]
         if self._copy is None or key != self._key:
-            own, self._shards = shards.agree(tensors, self._group)
-            self._copy, self._key = HostCopy(own, self._device), key
+            shard, self._shards = shards.agree(tensors, self._group)
+            self._copy, self._key = HostCopy(shard, self._device), key
         return self._copy
 
     def _run(self, save: Save, copy: HostCopy, train_state: dict[str, Any], keep: int, began_s: float) -> None:

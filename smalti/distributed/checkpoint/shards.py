@@ -99,9 +99,9 @@ def agree(tensors: Mapping[str, Tensor], group: dist.ProcessGroup | None) -> tup
     plans: list[Any] = [None] * dist.get_world_size()
     dist.gather_object(plan, plans if rank() == 0 else None, group=group)
     shards = _shards(planner, plans) if rank() == 0 else []
-    own: list[Any] = [None]
-    dist.scatter_object_list(own, list(shards) if rank() == 0 else None, group=group)
-    return own[0], shards
+    received: list[Any] = [None]
+    dist.scatter_object_list(received, list(shards) if rank() == 0 else None, group=group)
+    return received[0], shards
 
 
 def _shards(planner: DefaultSavePlanner, plans: list[SavePlan]) -> list[Shard]:

@@ -1,4 +1,4 @@
-"""Copies of the tensors of a checkpoint in host memory, made while training goes on.
+"""Copies of the tensors of a checkpoint in host memory, made while training continues.
 
 The memory belongs to the copy and is used again for the next checkpoint: as many bytes as this rank writes, pinned on a
 GPU. It has the layout of the file, so what is hashed is what is written.
@@ -81,5 +81,5 @@ class HostCopy:
 
 def _local(tensors: Mapping[str, Tensor], part: Part) -> Tensor:
     """Return the memory of this rank that holds a part."""
-    found = find_state_dict_object(tensors, MetadataIndex(part.tensor, part.offsets))  # type: ignore[arg-type]
-    return found.detach()  # type: ignore[no-any-return]
+    tensor = find_state_dict_object(tensors, MetadataIndex(part.tensor, part.offsets))  # type: ignore[arg-type]
+    return tensor.detach()  # type: ignore[no-any-return]

@@ -1,4 +1,4 @@
-"""Saves while training goes on: what is saved is the state at the start, whatever changes while it is written."""
+"""Saves while training continues: what is saved is the state at the start, whatever changes while it is written."""
 
 import json
 import tarfile
