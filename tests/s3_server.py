@@ -42,6 +42,8 @@ class Faults:
     """404."""
     unsatisfiable: float = 0.0
     """416."""
+    cut: float = 0.0
+    """The connection is closed when half of the request's body has come (``Proxy``)."""
     first: list[str] = field(default_factory=list)
     """Faults of the next answers, in this order, before chance decides."""
     hang_s: float = 60.0
@@ -62,7 +64,7 @@ class Faults:
             return kind
         dice = self.chance.random()
         kinds = ("unavailable", "slow_down", "hang", "truncate", "reset", "flip", "page", "unranged", "gone")
-        for kind in (*kinds, "unsatisfiable"):
+        for kind in (*kinds, "unsatisfiable", "cut"):
             dice -= getattr(self, kind)
             if dice < 0:
                 self.done[kind] += 1
@@ -256,16 +258,31 @@ class Proxy:
     url: str = ""
     server: Any = None
     counts: Counter[str] = field(default_factory=Counter)
+    times: list[float] = field(default_factory=list)
+    """When each request came."""
+    refuse: Callable[[str, str], tuple[int, str] | None] = lambda head, key: None
+    """(head, access key) -> status and S3's error code of a request that is refused; None: it is answered."""
 
     async def answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
         head = await reader.readuntil(b"\r\n\r\n")
         method = head.split(b" ", 1)[0].decode()
         target = head.split(b" ", 2)[1]
         self.counts["LIST" if b"list-type" in target else method] += 1
+        self.times.append(time.monotonic())
+        fault = self.faults.draw() if method == "GET" or not self.faults.only_get else "none"
+        if fault == "cut":
+            await reader.readexactly(_length(head) // 2)
+            return False
         body = await reader.readexactly(_length(head))
         if self.faults.latency_s:
             await asyncio.sleep(self.faults.latency_s)
-        fault = self.faults.draw() if method == "GET" or not self.faults.only_get else "none"
+        key = re.search(rb"Credential=([^/]+)/", head)
+        refusal = self.refuse(head.decode("latin-1"), key[1].decode() if key else "")
+        if refusal is not None:
+            text = f"<Error><Code>{refusal[1]}</Code><Message>{refusal[1]}</Message></Error>".encode()
+            writer.write(f"HTTP/1.1 {refusal[0]} No\r\nContent-Length: {len(text)}\r\n\r\n".encode() + text)
+            await writer.drain()
+            return True
         if fault == "hang":
             await asyncio.sleep(self.faults.hang_s)
             return False

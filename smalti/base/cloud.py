@@ -1,15 +1,15 @@
 """Object stores and HTTP through obstore: opens URLs and interprets errors.
 
-The only module that imports obstore. Supports S3 and compatible stores (by endpoint), GCS, Azure, HTTP(S) and the
-Hugging Face Hub. Credentials come from each cloud's environment variables, which obstore reads (see
-docs/guides/object-stores.md). Reading never lists. A process forked from one that has read from a store lacks its
-threads: a request there raises an error instead of hanging.
+Only this module and ``objects/cloud.py`` import obstore. Supports S3 and compatible stores (by endpoint), GCS, Azure,
+HTTP(S) and the Hugging Face Hub. Credentials come from each cloud's environment variables, which obstore reads (see
+docs/guides/object-stores.md), or for S3 from a file that is read again as they expire. Reading never lists. A process
+forked from one that has read from a store lacks its threads: a request there raises an error instead of hanging.
 """
 
 import os
 import re
 import time
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any, Literal
@@ -88,8 +88,10 @@ def trouble(error: BaseException) -> Trouble:
         return "short"
     if code == 429 or (code == 503 and re.search("SlowDown|reduce your request rate|ServerBusy", text)):
         return "slow"
-    if code == 400 and "ExpiredToken" in text:
+    if code in (401, 403) or (code == 400 and "ExpiredToken" in text):
         return "forbidden"
+    if code == 404:  # a listing of a bucket that does not exist
+        return "missing"
     if code == 400 and "RequestTimeout" in text:  # S3 on a connection that was idle
         return "again"
     if 400 <= code < 500 and code != 408:
@@ -115,14 +117,14 @@ def reason(error: BaseException) -> str:
     return re.sub(r"\s+", " ", text)[:500]
 
 
-def final_error(url: str, error: BaseException) -> SmaltiError:
-    """Return the error for a request that failed for good."""
+def final_error(url: str, error: BaseException, action: str = "read") -> SmaltiError:
+    """Return the error for a request that failed for good; ``action``: what was done, in the passive."""
     kind = trouble(error)
     if kind == "missing":
         return DataError(f"{url} does not exist", hint="compare the path with the contents of the store")
     if kind in ("forbidden", "keyless"):
         return DataError(
-            f"{url} cannot be read, access is denied: {reason(error)}",
+            f"{url} cannot be {action}, access is denied: {reason(error)}",
             hint=f"set the credentials of this store ({_variables(url)}); docs/guides/object-stores.md",
         )
     if kind == "short":
@@ -136,7 +138,7 @@ def final_error(url: str, error: BaseException) -> SmaltiError:
         by_region = "without LOCATION" in str(error)
         hint = "compare endpoint, region and credentials with docs/guides/object-stores.md"
         return DataError(
-            f"{url} cannot be read: {reason(error)}",
+            f"{url} cannot be {action}: {reason(error)}",
             hint="the bucket is in another region: set AWS_REGION" if by_region else hint,
         )
     return RetryableError(
@@ -246,7 +248,18 @@ def _address(root: str, settings: env.StoreSettings) -> tuple[str, dict[str, Any
         # not as options: a session token in the environment belongs to other keys
         credential = {"access_key_id": key, "secret_access_key": secret, "token": None, "expires_at": None}
         options["credential_provider"] = lambda: credential
+    elif parts.scheme in ("s3", "s3a") and settings.s3_credentials_file:
+        file = settings.s3_credentials_file
+        env.s3_credentials(file)  # a file that cannot be used is an error now
+        options["credential_provider"] = lambda: _credentials_of(file)
     return f"{parts.scheme}://{parts.netloc}", options
+
+
+def _credentials_of(file: str) -> dict[str, Any]:
+    """Return the keys in a file for obstore, which asks again before each request because they expire so soon."""
+    key, secret, token = env.s3_credentials(file)
+    expires_at = datetime.now(UTC) + timedelta(minutes=1)
+    return {"access_key_id": key, "secret_access_key": secret, "token": token, "expires_at": expires_at}
 
 
 def _hub(rest: str) -> tuple[str, str]:

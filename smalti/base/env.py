@@ -153,6 +153,8 @@ class StoreSettings:
     s3_variable: str | None
     """``VARIABLE=endpoint`` of the variable that sets another S3 endpoint than Amazon's, for messages (a login in it is
     ``***``); None where none is set."""
+    s3_credentials_file: str | None
+    """File with the keys of S3 that is read again before each request (``SMALTI_S3_CREDENTIALS``); None: not set."""
     signature: tuple[str | None, ...] = field(repr=False)
     """The variables that obstore reads, with values: another value needs another connection."""
 
@@ -179,8 +181,26 @@ def store_settings() -> StoreSettings:
         hub_token=token,
         s3_endpoint=os.environ.get("AWS_ENDPOINT_URL_S3") or None,
         s3_variable=endpoint_setting and re.sub(r"://[^/\s]*@", "://***@", endpoint_setting),
+        s3_credentials_file=os.environ.get("SMALTI_S3_CREDENTIALS") or None,
         signature=tuple(f"{name}={os.environ[name]}" for name in names),
     )
+
+
+def s3_credentials(file: str) -> tuple[str, str, str | None]:
+    """Return key, secret and session token of a file as ``aws configure export-credentials --format env`` prints it."""
+    try:
+        with open(file, encoding="utf-8") as lines:
+            pairs = [line.strip().removeprefix("export ").partition("=") for line in lines]
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"SMALTI_S3_CREDENTIALS={file} cannot be read: {error}") from error
+    values = {name.strip(): value.strip().strip("'\"") for name, _, value in pairs}
+    key, secret = (values.get(name) for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"))
+    if not key or not secret:
+        raise UserError(
+            f"SMALTI_S3_CREDENTIALS={file} lacks AWS_ACCESS_KEY_ID=... or AWS_SECRET_ACCESS_KEY=...",
+            hint=f"aws configure export-credentials --format env > {file}.new && mv {file}.new {file}",
+        )
+    return key, secret, values.get("AWS_SESSION_TOKEN") or None
 
 
 def store_keys(prefix: str) -> tuple[str, str]:

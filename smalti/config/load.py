@@ -25,7 +25,7 @@ from smalti.config.schema import Config
 from smalti.config.show import dump, flatten, json_schema, show
 from smalti.config.yaml_lines import MAX_LEVELS, Path, Tree, dotted, inline, parse, paths_of
 
-__all__ = ["Loaded", "dump", "flatten", "from_dict", "json_schema", "load", "show"]
+__all__ = ["Loaded", "dump", "flatten", "from_dict", "json_schema", "load", "load_text", "show"]
 
 DEFAULT = "default"
 
@@ -90,6 +90,11 @@ def from_dict(
     """
     tree = Tree(copy.deepcopy(dict(value)), {**dict.fromkeys(paths_of(value), label), **(origins or {})})
     return Loaded(*_validate(config_class, _resolved(config_class, tree, overrides), label), label)
+
+
+def load_text(config_class: type[C], text: str, label: str) -> Loaded[C]:
+    """Load the text of a resolved config (``dump``); ``label`` is its place, for errors."""
+    return Loaded(*_validate(config_class, parse(text, label), label), label)
 
 
 def _resolved(config_class: type[BaseModel], tree: Tree, overrides: Sequence[str]) -> Tree:

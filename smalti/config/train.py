@@ -102,6 +102,21 @@ class CheckpointConfig(Config):
     best: str | None = placement(None)
     """Evaluated metric, such as ``metrics/eval/NAME/LanguageCrossEntropy``: the checkpoint with its lowest value is
     kept too, and exported. Compared are the steps that are evaluated and saved. Absent: only the newest."""
+    save_to: str | None = placement(None)
+    """URL or folder under which each saved checkpoint is copied in the background, to ``SAVE_TO/NAME/step-...``; a run
+    folder without checkpoints is restored from there. Absent: no copies."""
+    save_requests_per_s: Real = placement(100.0, gt=0)
+    """Most requests per second to ``save_to``, of the whole job."""
+
+    @model_validator(mode="after")
+    def _can_be_written(self) -> Self:
+        if self.save_to is not None and self.save_to.startswith(("http://", "https://", "hf://")):
+            raise NotAllowed(
+                f"save_to={self.save_to} cannot be written", allowed="a folder, s3://, gs://, az://, or a URL of fsspec"
+            )
+        if self.save_to is None and self.save_requests_per_s != 100.0:
+            raise ValueError("save_requests_per_s has no effect without save_to")
+        return self
 
 
 class TrainConfig(LengthConfig):

@@ -215,7 +215,8 @@ class RunFolder:
         """Raise UserError where ``open`` would: another identity, or lost checkpoints. Writes nothing."""
         if (self.path / "config.yaml").exists() and not self._is_unused():
             self.require_identity(config)
-        self.require_checkpoints()
+        if config.train.checkpoint.save_to is None:
+            self.require_checkpoints()
         self._require_owner()
 
     def _require_owner(self) -> None:
@@ -268,12 +269,13 @@ class RunFolder:
             self._hand_over()
         if stored.exists():
             self._same_identity(self._stored(type(config)), config)
-        self.require_checkpoints()
+        if config.train.checkpoint.save_to is None:  # else rank 0 looks there
+            self.require_checkpoints()
         self._require_owner()
         if not stored.exists():
             store.write_json(self.path / "provenance.json", record)
             store.write_text(
-                stored, _text(config)
+                stored, config_text(config)
             )  # last: a folder with a config is a run, and every run has a provenance
             self.log_folder().mkdir(parents=True, exist_ok=True)
         else:
@@ -281,7 +283,7 @@ class RunFolder:
             self.log_folder().mkdir(parents=True, exist_ok=True)
             store.write_json(self.log_folder() / "provenance.json", record)
             if placement_difference(before, config):
-                store.write_text(self.log_folder() / "config.yaml", _text(config))
+                store.write_text(self.log_folder() / "config.yaml", config_text(config))
         self.set_status("starting")
 
     def _fork(self, fork: Fork) -> None:
@@ -296,7 +298,7 @@ class RunFolder:
             path = self.log_folder(number) / "config.yaml"
             if not path.exists():
                 store.write_text(path, text)
-        store.write_text(self.path / "config.yaml", _text(fork.after))
+        store.write_text(self.path / "config.yaml", config_text(fork.after))
 
     def _is_unused(self) -> bool:
         """Return whether no attempt has recorded a step or saved a checkpoint."""
@@ -363,7 +365,7 @@ class RunFolder:
         os.pwrite(self._lock, str(os.getpid()).encode(), 0)
 
 
-def _text(config: JobConfig) -> str:
+def config_text(config: JobConfig) -> str:
     """Return the text of a config for the run folder: without ``folder``, which is its location."""
     return dump(config.model_copy(update={"folder": None}))
 

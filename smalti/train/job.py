@@ -29,7 +29,7 @@ from smalti.distributed.parallel import sequence
 from smalti.distributed.parallel.pipeline import StagedDecoder
 from smalti.track.events import EventLog, NoEventLog
 from smalti.track.run import RunFolder
-from smalti.train import adapters, best, forgetting, oom, profile, rank_setup, resume
+from smalti.train import adapters, best, checkpoint_copies, forgetting, oom, profile, rank_setup, resume
 from smalti.train import microbatch as microbatches
 from smalti.train import pipeline as pipelines
 from smalti.train.batches import Batches, TokenBatches
@@ -161,6 +161,7 @@ def build(
             resolved |= _choose_microbatch(config, reporter, device, world)
             batches = _token_batches(config, indexes, folder, mesh, device, resolved["microbatch_tokens"])
     assert batches is not None and loss is not None
+    checkpoint_copies.restore(config, folder, events)
     path = resume.find_checkpoint(folder, events)
     frozen = check_origin(config, path, origins, own_model=model is not None)
     model = sharded(config, model, mesh, device, resumes=path is not None)
@@ -194,7 +195,12 @@ def build(
 
 def _hooks(config: JobConfig, world: World) -> tuple[Hook, ...]:
     """Return the hooks that the config asks for."""
-    return (*best.watch(config), *forgetting.watch(config), *profile.of_config(config.profile, world.world_size))
+    return (
+        *best.watch(config),
+        *checkpoint_copies.watch(config),
+        *forgetting.watch(config),
+        *profile.of_config(config.profile, world.world_size),
+    )
 
 
 def _loss_of(config: RunConfig, make_loss: MakeLoss | None, mesh: Mesh, device: torch.device) -> Loss:

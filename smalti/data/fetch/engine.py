@@ -18,11 +18,12 @@ from typing import Any, TypeVar
 
 from smalti.base import cloud, log
 from smalti.base.errors import DataError, RetryableError, SmaltiError
+from smalti.base.rate_limit import RateLimiter, backoff_s
 from smalti.config.data import FetchConfig
 from smalti.config.durations import to_seconds
 from smalti.data.fetch.counts import Counts
 from smalti.data.fetch.files import Share
-from smalti.data.fetch.rate_limit import Latency, RateLimiter, backoff_s, hedge_allowed
+from smalti.data.fetch.latency import Latency, hedge_allowed
 from smalti.data.fetch.replicas import Replica, Replicas, WrongContent
 
 T = TypeVar("T")
@@ -45,7 +46,7 @@ class Engine:
         self.give_up_s = _seconds(fetch.give_up)
         self._loop = asyncio.new_event_loop()
         self._semaphore = asyncio.Semaphore(fetch.concurrency)
-        self._rate_limit = RateLimiter(fetch.requests_per_s, share, self._loop.time())
+        self._rate_limit = RateLimiter(fetch.requests_per_s, self._loop.time(), **share._asdict())
         self._latency = Latency()
         self._rng = random.Random(f"fetch {share.rank} {self.pid}")
         self._sent = self._hedged = 0
@@ -57,7 +58,7 @@ class Engine:
     def take_share(self, share: Share) -> None:
         """Set the share of the job's rate that this process has."""
         self.share = share
-        self._rate_limit = RateLimiter(self.fetch.requests_per_s, share, self._now_s())
+        self._rate_limit = RateLimiter(self.fetch.requests_per_s, self._now_s(), **share._asdict())
 
     def start(self, work: Coroutine[Any, Any, T]) -> "Future[T]":
         """Start work in the loop, from any thread."""

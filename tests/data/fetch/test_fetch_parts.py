@@ -14,12 +14,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from smalti.base.errors import DataError, RetryableError
+from smalti.base.rate_limit import RateLimiter, backoff_s
 from smalti.config.data import FetchConfig
 from smalti.data.fetch import Range, Share, open_files
 from smalti.data.fetch.counts import Counts
 from smalti.data.fetch.engine import Engine, shared
 from smalti.data.fetch.files import confined
-from smalti.data.fetch.rate_limit import Latency, RateLimiter, backoff_s, hedge_allowed
+from smalti.data.fetch.latency import Latency, hedge_allowed
 from smalti.data.fetch.replicas import Replicas
 from smalti.data.fetch.requests import GAP_BYTES, MAX_REQUEST_BYTES, RequestPlan
 
@@ -201,7 +202,7 @@ def test_all_ranks_together_keep_to_the_rate() -> None:
     """Each rank starts at its own time, so that no second exceeds the rate, from the first on."""
     starts: list[float] = []
     for rank in range(300):
-        bucket, now_s = RateLimiter(100.0, Share(rank, 300), 0.0), 0.0
+        bucket, now_s = RateLimiter(100.0, 0.0, rank=rank, world_size=300), 0.0
         while now_s < 9:
             now_s += bucket.wait_s(now_s)
             starts.append(now_s)
@@ -210,13 +211,13 @@ def test_all_ranks_together_keep_to_the_rate() -> None:
 
 
 def test_after_a_pause_a_burst_is_small() -> None:
-    bucket = RateLimiter(100.0, Share(), 0.0)
+    bucket = RateLimiter(100.0, 0.0)
     assert sent_in(bucket, 0.0, 1.0) == 100
     assert 100 <= sent_in(bucket, 60.0, 1.0) <= 126
 
 
 def test_the_rate_drops_after_slow_down_and_recovers_gradually() -> None:
-    bucket = RateLimiter(100.0, Share(), 0.0)
+    bucket = RateLimiter(100.0, 0.0)
     for _ in range(50):  # many hear it together: one cut
         bucket.slow_down(10.0)
     assert bucket.rate_per_s(10.0) == pytest.approx(70)

@@ -1,0 +1,341 @@
+"""Copies of a run's checkpoints in an object store (or another folder): uploaded, listed, fetched.
+
+    copies = Copies("s3://bucket/run", Requests(requests_per_s=100))
+    copies.upload("runs/r/checkpoints/step-00001000")      # parts that exist are not sent again
+    copies.newest("runs/r/checkpoints")                    # the newest copy that verifies, complete on disk
+
+Guarantees: ``COMPLETE`` is written last, and only if it does not exist; what is sent is what the manifest lists; a copy
+is complete on disk only when each part matched its digest; a store that fails raises, and is never taken for one
+without checkpoints. One process of a job uses this, so metadata is read once. The memory is ``THREADS + 1`` parts.
+"""
+
+import hashlib
+import os
+import shutil
+import socket
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+from smalti.base import clock, cloud, disk, log, store
+from smalti.base.errors import DataError, RetryableError, SmaltiError
+from smalti.base.hashing import sha256_bytes
+from smalti.base.objects import Requests, open_folder, ordered
+from smalti.track.checkpoints import copy_format, manifest
+from smalti.track.checkpoints.copy_format import MARK, Damaged, File, Index, Mark
+from smalti.track.checkpoints.names import folder_name, is_name, step_of
+
+Check = Callable[[str | None], None]
+"""Called with the ``config.yaml`` of a copy; raises where it is of another run."""
+Reject = Callable[[str, str], None]
+"""Called with (checkpoint, reason) for each copy that is passed over."""
+
+THREADS = 4
+_TRIES = 4
+_PAUSE_S = 0.1
+"""What does not match its digest is read so often, after such a pause."""
+
+
+class StepTaken(DataError):
+    """Another writer has completed this step with other files."""
+
+
+@dataclass(frozen=True)
+class Copied:
+    """What an upload did."""
+
+    url: str
+    bytes: int
+    """Size of the checkpoint."""
+    sent_bytes: int
+    """Bytes that the store did not have."""
+    seconds: float
+
+
+class Copies:
+    """The copies in a folder ``url``: ``url/step-00001000/...``."""
+
+    def __init__(self, url: str, requests: Requests, *, part_bytes: int = copy_format.PART_BYTES) -> None:
+        self.url = url
+        self.requests = requests
+        self._part_bytes = part_bytes
+        self._folder = open_folder(url, requests)
+        self._complete: set[str] = set()
+        """Names that were found complete, which never changes."""
+
+    # ---- reading ----------------------------------------------------------------------------------------------------
+
+    def complete(self) -> list[str]:
+        """Return the names of the complete copies, newest first: one listing, and one small read for each new name."""
+        return list(self._newest_first())
+
+    def newest(self, folder: str | Path, *, check: Check | None = None, reject: Reject | None = None) -> Path | None:
+        """Fetch the newest copy that verifies into ``folder`` and return its path there; None where there is none.
+
+        Damaged copies are passed over. Raises DataError where there are copies and none can be used, and what ``check``
+        raises for the newest.
+        """
+        reasons = []
+        for name in self._newest_first():
+            try:
+                return self.fetch(step_of(name), folder, check=check)
+            except Damaged as error:
+                reasons.append(f"{name}: {error.message}")
+                if reject is not None:
+                    reject(store.join(self.url, name), error.message)
+        if reasons:
+            raise DataError(
+                f"no checkpoint in {self.url} can be used: {'; '.join(reasons)}",
+                hint="start anew with name=NEW_NAME, or remove this folder of the store; nothing was changed",
+            )
+        return None
+
+    def check_newest(self, check: Check) -> None:
+        """Call ``check`` with the config of the newest complete copy, if there is one."""
+        name = next(self._newest_first(), None)
+        if name is not None:
+            check(self._index(name).config)
+
+    def fetch(self, step: int, folder: str | Path, *, check: Check | None = None) -> Path:
+        """Download the copy of ``step`` into ``folder/step-...``, whole or not at all, and return that path.
+
+        Raises Damaged where an object is missing or has other bytes, DataError where there is no complete copy,
+        RetryableError where the store fails or the disk is full.
+        """
+        name = folder_name(step)
+        index = self._index(name)
+        if check is not None:
+            check(index.config)
+        final = Path(folder) / name
+        temporary = final.with_name(f".{name}.fetching")
+        try:
+            with disk.writing(folder):
+                shutil.rmtree(temporary, ignore_errors=True)
+                temporary.mkdir(parents=True)
+                self._write_files(name, index, temporary)
+                digest = sha256_bytes((temporary / "manifest.json").read_bytes())
+                store.write_text(temporary / MARK, digest + "\n")
+                shutil.rmtree(final, ignore_errors=True)  # not complete, or it would have been used
+                os.replace(temporary, final)
+        except BaseException:
+            shutil.rmtree(temporary, ignore_errors=True)
+            raise
+        return final
+
+    def _newest_first(self) -> Iterator[str]:
+        names = sorted(filter(is_name, self._folder.names()), key=step_of, reverse=True)
+        return (name for name in names if self._is_complete(name))
+
+    def _is_complete(self, name: str) -> bool:
+        if name not in self._complete and self._mark(name) is not None:
+            self._complete.add(name)
+        return name in self._complete
+
+    def _mark(self, name: str) -> bytes | None:
+        """Return the contents of ``COMPLETE``; None where it does not exist."""
+        try:
+            return self._read(f"{name}/{MARK}")
+        except FileNotFoundError:
+            return None
+
+    def _index(self, name: str) -> Index:
+        """Return the index of a complete copy; one that does not match its digest is read again first."""
+        place = store.join(self.url, name)
+        for last in (False,) * (_TRIES - 1) + (True,):
+            data = self._mark(name)
+            if data is None:
+                raise DataError(
+                    f"{place} is no complete checkpoint: it has no {MARK}",
+                    allowed=", ".join(self.complete()) or "none is complete there",
+                )
+            try:
+                mark = copy_format.parse_mark(place, data)
+                return copy_format.parse_index(place, mark, self._read(f"{name}/{mark.index}"))
+            except FileNotFoundError as error:
+                if last:
+                    raise Damaged(f"{place}/{mark.index} is missing") from error
+            except Damaged:
+                if last:
+                    raise
+            self.requests.stop.wait(_PAUSE_S)
+        raise AssertionError("the last try raises")
+
+    def _read(self, path: str) -> bytes:
+        """Return a small object; a page of a proxy instead of it is not taken for damage."""
+        for _ in range(_TRIES):
+            data = self._folder.get(path)
+            if not cloud.is_page(data, path):
+                return data
+            self.requests.stop.wait(_PAUSE_S)
+        raise cloud.page_error(store.join(self.url, path), data)
+
+    def _write_files(self, name: str, index: Index, root: Path) -> None:
+        parts = [(f"{name}/{part}", size) for part, size in index.sizes().items()]
+        digests = [digest for file in index.files for digest in file.parts]
+        jobs = [(path, size, digest) for (path, size), digest in zip(parts, digests, strict=True)]
+        with ordered(lambda job: self._part(*job), jobs, THREADS) as contents:
+            for file in index.files:
+                path = root / file.name
+                path.parent.mkdir(parents=True, exist_ok=True)
+                with open(path, "wb") as opened:
+                    for _ in file.parts:
+                        opened.write(next(contents))
+                    opened.flush()
+                    os.fsync(opened.fileno())
+
+    def _part(self, path: str, size: int, digest: str) -> bytes:
+        where = store.join(self.url, path)
+        for _ in range(_TRIES):
+            try:
+                data = self._folder.get(path)
+            except FileNotFoundError as error:
+                raise Damaged(f"{where} is missing") from error
+            if sha256_bytes(data) == digest:
+                return data
+            self.requests.stop.wait(_PAUSE_S)
+        if cloud.is_page(data, path):
+            raise cloud.page_error(where, data)
+        if len(data) != size:
+            raise Damaged(f"{where} has {len(data)} bytes; {size} were written")
+        raise Damaged(f"{where} does not match its digest")
+
+    # ---- writing ----------------------------------------------------------------------------------------------------
+
+    def upload(self, checkpoint: str | Path, *, config: str | None = None, named: str | None = None) -> Copied:
+        """Copy a complete local checkpoint; what an earlier attempt has sent is not sent again.
+
+        config: ``config.yaml`` of the run. named: name of the copy, by default that of the folder. Raises StepTaken
+        where another writer has completed this step with other files, DataError where the checkpoint is damaged or
+        deleted meanwhile, RetryableError where the store fails for too long; the next upload then continues.
+        """
+        began_s = clock.now_s()
+        root = Path(checkpoint)
+        name = named or root.name
+        entries, reason = manifest.listed(root)
+        if reason is not None:
+            raise DataError(f"{root} is not copied: {reason}", hint="copy another checkpoint")
+        entries = [*entries, manifest.entry(root, root / "manifest.json")]
+        bytes_ = sum(int(entry["bytes"]) for entry in entries)
+        present = self._present(name)
+        if MARK in present:
+            files = tuple(File(entry["name"], entry["bytes"], entry["sha256"], ()) for entry in entries)
+            self._require_same(name, Index(files, config, self._part_bytes))
+            return Copied(store.join(self.url, name), bytes_, 0, clock.now_s() - began_s)
+        index, sent_bytes = self._send_files(root, name, entries, present, config)
+        self._publish(name, index)
+        return Copied(store.join(self.url, name), bytes_, sent_bytes, clock.now_s() - began_s)
+
+    def _present(self, name: str) -> dict[str, int]:
+        """Return the objects of a step, by their names below it."""
+        return {path.removeprefix(f"{name}/"): size for path, size in self._folder.sizes(name).items()}
+
+    def _send_files(
+        self, root: Path, name: str, entries: Sequence[manifest.Entry], present: Mapping[str, int], config: str | None
+    ) -> tuple[Index, int]:
+        """Send the parts that are not present; returns the index, and how many bytes were sent."""
+
+        def send(part: _Part) -> tuple[str, str, int]:
+            digest = sha256_bytes(part.data)
+            path = copy_format.part_name(part.file, part.number, digest)
+            if present.get(path) == len(part.data):
+                return part.file, digest, 0
+            self._folder.put(f"{name}/{path}", part.data)
+            return part.file, digest, len(part.data)
+
+        digests: dict[str, list[str]] = {entry["name"]: [] for entry in entries}
+        sent_bytes = 0
+        parts = (part for entry in entries for part in _parts(root, entry, self._part_bytes))
+        with ordered(send, parts, THREADS) as results:
+            for file, digest, part_bytes in results:
+                digests[file].append(digest)
+                sent_bytes += part_bytes
+        files = [
+            File(entry["name"], entry["bytes"], entry["sha256"], tuple(digests[entry["name"]])) for entry in entries
+        ]
+        return Index(tuple(files), config, self._part_bytes), sent_bytes
+
+    def _publish(self, name: str, index: Index) -> None:
+        """Write the index, then ``COMPLETE`` if all parts are there and no other writer has completed the step."""
+        data = index.to_bytes()
+        mark = Mark(copy_format.index_name(data), sha256_bytes(data), _writer())
+        self._folder.put(f"{name}/{mark.index}", data)
+        present = self._present(name)
+        if MARK in present:
+            self._require_same(name, index)
+            return
+        missing = [part for part, size in index.sizes().items() if present.get(part) != size]
+        if missing:
+            raise RetryableError(
+                f"{store.join(self.url, name)} lacks parts that were sent: {', '.join(missing[:3])}",
+                hint="another process deletes them: is another run copied to this folder?",
+            )
+        written = self._folder.put_new(f"{name}/{MARK}", mark.to_bytes())
+        if not written or self._mark(name) != mark.to_bytes():  # some stores ignore the condition
+            self._require_same(name, index)
+        self._complete.add(name)
+        self._remove_leftovers(name, {*index.sizes(), mark.index, MARK}, present)
+
+    def _require_same(self, name: str, index: Index) -> None:
+        """Raise StepTaken where the step was completed with other files; their parts of this writer are deleted."""
+        place = store.join(self.url, name)
+        data = self._mark(name)
+        if data is None:  # the store reported a conflict with a writer that then failed
+            raise RetryableError(f"{place}/{MARK} is being written by another process", hint="copy it again")
+        winner = copy_format.parse_mark(place, data)
+        theirs = self._index(name)
+        if theirs.same_files(index):
+            return
+        kept = {*theirs.sizes(), winner.index}
+        ours = {*index.sizes(), copy_format.index_name(index.to_bytes())}
+        with suppress(SmaltiError):
+            self._folder.delete(f"{name}/{part}" for part in sorted(ours - kept))
+        raise StepTaken(
+            f"{place} was completed by {winner.writer}, with other files than those of this process",
+            hint="two processes save the same run, or the run went back and trained this step again; "
+            "that copy remains. To replace it, remove it from the store",
+        )
+
+    def _remove_leftovers(self, name: str, kept: set[str], present: Mapping[str, int]) -> None:
+        """Delete what broken uploads left: other objects of this step, and older steps that were never completed."""
+        try:
+            leftovers = [f"{name}/{path}" for path in present if path not in kept]
+            for older in filter(is_name, self._folder.names()):
+                if step_of(older) < step_of(name) and not self._is_complete(older):
+                    of_step = self._folder.sizes(older)
+                    leftovers += [] if f"{older}/{MARK}" in of_step else list(of_step)
+            self._folder.delete(leftovers)
+        except SmaltiError as error:  # the copy is complete; the next upload tries again
+            log.get("checkpoint").warning("leftovers in %s were not deleted: %s", self.url, error.message)
+
+
+def _writer() -> str:
+    return f"process {os.getpid()} on {socket.gethostname()} at {clock.utc_text()}"
+
+
+class _Part(NamedTuple):
+    """A part of a file, read from the disk."""
+
+    file: str
+    number: int
+    data: bytes
+
+
+def _parts(root: Path, entry: manifest.Entry, part_bytes: int) -> Iterator[_Part]:
+    """Yield the parts of a file. Raises DataError at its end where they are not what the manifest lists."""
+    whole = hashlib.sha256()
+    try:
+        with open(root / entry["name"], "rb") as file:
+            number = 0
+            while data := file.read(part_bytes):
+                whole.update(data)
+                yield _Part(entry["name"], number, data)
+                number += 1
+    except FileNotFoundError as error:
+        raise DataError(f"{root / entry['name']} was deleted while it was copied") from error
+    if whole.hexdigest() != entry["sha256"]:
+        raise DataError(
+            f"{root / entry['name']} does not match its digest, and is not copied",
+            hint="the disk has changed it: check the disk, and 'smalti runs checkpoints'",
+        )
