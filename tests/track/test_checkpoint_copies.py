@@ -192,14 +192,13 @@ KINDS = ("unavailable", "slow_down", "reset", "cut", "truncate")
 def test_faults_of_a_moment_are_not_felt(tmp_path: Path, s3: Bucket) -> None:
     """503s, SlowDowns, connections that are reset before, in the middle of and after a part."""
     faults = s3.proxy.faults
-    faults.first = [kind for kind in KINDS for _ in range(2)]
-    faults.chance.shuffle(faults.first)
-    faults.unavailable = faults.reset = faults.cut = faults.truncate = 0.03
+    faults.first = [kind for kind in KINDS * 2 for kind in (kind, "none", "none")]
     path = checkpoint(tmp_path / "run", 1)
     copies = opened(s3.url)
     copies.upload(path)
     assert digests(copies.fetch(1, tmp_path / "other")) == digests(path)
-    assert copies.requests.failed == sum(faults.done.values()) >= 10
+    assert faults.first == []
+    assert copies.requests.failed >= 8, "all but two answers to writes, of which half is enough"
     assert copies.requests.slowed == faults.done["slow_down"] == 2
     assert len(s3.objects()) == OBJECTS
 
