@@ -16,7 +16,7 @@ def checkpoint(
     root = folder / folder_name(step)
     (root / "shards").mkdir(parents=True)
     for number in range(shards):
-        (root / "shards" / f"__{number}_0.distcp").write_bytes(chance.randbytes(shard_bytes))
+        (root / "shards" / f"{number:05d}.safetensors").write_bytes(chance.randbytes(shard_bytes))
     entries = [manifest.entry(root, path) for path in sorted((root / "shards").iterdir())]
     manifest.write(root, {"step": step, "seed": seed}, entries)
     if keep:

@@ -112,7 +112,9 @@ class CheckpointConfig(Config):
     def _can_be_written(self) -> Self:
         if self.save_to is not None and self.save_to.startswith(("http://", "https://", "hf://")):
             raise NotAllowed(
-                f"save_to={self.save_to} cannot be written", allowed="a folder, s3://, gs://, az://, or a URL of fsspec"
+                f"save_to={self.save_to} cannot be written",
+                allowed="a folder, s3://, gs://, az://, or a URL of fsspec",
+                hint="save_to=s3://BUCKET/FOLDER",
             )
         if self.save_to is None and self.save_requests_per_s != 100.0:
             raise ValueError("save_requests_per_s has no effect without save_to")

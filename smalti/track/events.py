@@ -23,7 +23,7 @@ EVENTS: dict[str, str] = {
     "checkpoint_rejected": "a checkpoint failed verification and was skipped",
     "checkpoint_copied": "a checkpoint was copied to train.checkpoint.save_to; with its bytes, those sent, and seconds",
     "checkpoint_copy_failed": "a checkpoint was not copied to train.checkpoint.save_to; it remains in the run folder",
-    "checkpoint_restored": "a run folder without checkpoints got the newest copy from train.checkpoint.save_to",
+    "checkpoint_restored": "the newest copy in train.checkpoint.save_to was put in a run folder that had no checkpoint",
     "data_slow": "a step waited for its data; at most one event a minute",
     "profile_saved": "a window of steps was profiled; its files are in the run folder",
     "eval": "held-out loss was measured in the loop",

@@ -121,7 +121,7 @@ def test_without_hard_links_open_files_are_read(
 def test_a_failed_copy_is_an_event_and_the_next_is_tried(tmp_path: Path) -> None:
     copier, _, events = opened(tmp_path)
     bad = checkpoint(tmp_path / "run", 1)
-    (bad / "shards" / "__0_0.distcp").write_bytes(b"changed")
+    (bad / "shards" / "00000.safetensors").write_bytes(b"changed")
     copier.start(bad)
     end = time.monotonic() + 10
     while copier.is_busy:

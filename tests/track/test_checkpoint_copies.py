@@ -94,7 +94,7 @@ def test_a_broken_upload_is_continued_and_its_leftovers_are_removed(tmp_path: Pa
         with pytest.raises(RetryableError, match="was stopped"):
             copies.upload(path)
     sent = sum(size for key, size in s3.objects().items() if "step-00000002" in key)
-    s3.write(f"runs/a/{second.name}/shards/__0_0.distcp.00000-0000000000000000", b"of another saver")
+    s3.write(f"runs/a/{second.name}/shards/00000.safetensors.00000-0000000000000000", b"of another saver")
     assert sent >= 4 * PART
     copied = opened(s3.url).upload(second)
     assert copied.sent_bytes == copied.bytes - sent
@@ -121,11 +121,11 @@ def stop_after(copies: Copies, count: int) -> None:
 
 def test_a_checkpoint_that_changed_on_disk_is_not_copied(tmp_path: Path, s3: Bucket) -> None:
     path = checkpoint(tmp_path / "run", 1)
-    shard = path / "shards" / "__1_0.distcp"
+    shard = path / "shards" / "00001.safetensors"
     data = bytearray(shard.read_bytes())
     data[70_000] ^= 1
     shard.write_bytes(data)
-    with pytest.raises(DataError, match=r"__1_0\.distcp does not match its digest, and is not copied"):
+    with pytest.raises(DataError, match=r"00001\.safetensors does not match its digest, and is not copied"):
         opened(s3.url).upload(path)
     assert opened(s3.url).complete() == []
     shard.unlink()
@@ -331,9 +331,9 @@ def damage(s3: Bucket, how: str, step: int) -> None:
 @pytest.mark.parametrize(
     ("how", "reason"),
     [
-        ("flipped", r"shards/__0_0\.distcp\.00003-\w+ does not match its digest"),
-        ("truncated", r"shards/__0_0\.distcp\.00003-\w+ has 16383 bytes; 16384 were written"),
-        ("missing", r"shards/__0_0\.distcp\.00003-\w+ is missing"),
+        ("flipped", r"shards/00000\.safetensors\.00003-\w+ does not match its digest"),
+        ("truncated", r"shards/00000\.safetensors\.00003-\w+ has 16383 bytes; 16384 were written"),
+        ("missing", r"shards/00000\.safetensors\.00003-\w+ is missing"),
         ("swapped", r"does not match its digest"),
         ("index", r"index-\w+\.json does not match its digest in COMPLETE"),
         ("no index", r"index-\w+\.json is missing"),

@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 from smalti.base import clock, cloud, disk, log, store
 from smalti.base.errors import DataError, RetryableError, SmaltiError
-from smalti.base.hashing import sha256_bytes
+from smalti.base.hashing import sha256_bytes, xxh3_stream
 from smalti.base.objects import Requests, open_folder, ordered
 from smalti.track.checkpoints import copy_format, manifest
 from smalti.track.checkpoints.copy_format import MARK, Damaged, File, Index, Mark
@@ -192,7 +192,7 @@ class Copies:
                 data = self._folder.get(path)
             except FileNotFoundError as error:
                 raise Damaged(f"{where} is missing") from error
-            if sha256_bytes(data) == digest:
+            if _digest(data) == digest:
                 return data
             self.requests.stop.wait(_PAUSE_S)
         if cloud.is_page(data, path):
@@ -220,7 +220,7 @@ class Copies:
         bytes_ = sum(int(entry["bytes"]) for entry in entries)
         present = self._present(name)
         if MARK in present:
-            files = tuple(File(entry["name"], entry["bytes"], entry["sha256"], ()) for entry in entries)
+            files = tuple(_file(entry, ()) for entry in entries)
             self._require_same(name, Index(files, config, self._part_bytes))
             return Copied(store.join(self.url, name), bytes_, 0, clock.now_s() - began_s)
         index, sent_bytes = self._send_files(root, name, entries, present, config)
@@ -237,7 +237,7 @@ class Copies:
         """Send the parts that are not present; returns the index, and how many bytes were sent."""
 
         def send(part: _Part) -> tuple[str, str, int]:
-            digest = sha256_bytes(part.data)
+            digest = _digest(part.data)
             path = copy_format.part_name(part.file, part.number, digest)
             if present.get(path) == len(part.data):
                 return part.file, digest, 0
@@ -251,10 +251,8 @@ class Copies:
             for file, digest, part_bytes in results:
                 digests[file].append(digest)
                 sent_bytes += part_bytes
-        files = [
-            File(entry["name"], entry["bytes"], entry["sha256"], tuple(digests[entry["name"]])) for entry in entries
-        ]
-        return Index(tuple(files), config, self._part_bytes), sent_bytes
+        files = tuple(_file(entry, digests[entry["name"]]) for entry in entries)
+        return Index(files, config, self._part_bytes), sent_bytes
 
     def _publish(self, name: str, index: Index) -> None:
         """Write the index, then ``COMPLETE`` if all parts are there and no other writer has completed the step."""
@@ -310,6 +308,16 @@ class Copies:
             log.get("checkpoint").warning("leftovers in %s were not deleted: %s", self.url, error.message)
 
 
+def _file(entry: manifest.Entry, parts: Sequence[str]) -> File:
+    return File(entry["name"], entry["bytes"], entry.get("xxh3") or entry["sha256"], tuple(parts))
+
+
+def _digest(part: bytes) -> str:
+    digest = xxh3_stream()
+    digest.update(part)
+    return digest.hexdigest()
+
+
 def _writer() -> str:
     return f"process {os.getpid()} on {socket.gethostname()} at {clock.utc_text()}"
 
@@ -324,7 +332,7 @@ class _Part(NamedTuple):
 
 def _parts(root: Path, entry: manifest.Entry, part_bytes: int) -> Iterator[_Part]:
     """Yield the parts of a file. Raises DataError at its end where they are not what the manifest lists."""
-    whole = hashlib.sha256()
+    whole = xxh3_stream() if "xxh3" in entry else hashlib.sha256()
     try:
         with open(root / entry["name"], "rb") as file:
             number = 0
@@ -334,7 +342,7 @@ def _parts(root: Path, entry: manifest.Entry, part_bytes: int) -> Iterator[_Part
                 number += 1
     except FileNotFoundError as error:
         raise DataError(f"{root / entry['name']} was deleted while it was copied") from error
-    if whole.hexdigest() != entry["sha256"]:
+    if whole.hexdigest() != (entry.get("xxh3") or entry["sha256"]):
         raise DataError(
             f"{root / entry['name']} does not match its digest, and is not copied",
             hint="the disk has changed it: check the disk, and 'smalti runs checkpoints'",

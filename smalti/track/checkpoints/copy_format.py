@@ -1,12 +1,12 @@
 """How a checkpoint is stored in an object store.
 
-    step-00001000/shards/__0_0.distcp.00000-9f86d081884c7d65     a part of a file: name, number, start of its SHA-256
-    step-00001000/index-2c26b46b68ffc68f.json                    the files: size, digest, digests of their parts; config
-    step-00001000/COMPLETE                                       written last, put-if-absent: the index and its digest
+    step-00001000/shards/00000.safetensors.00000-9f86d081884c7d65   a part of a file: name, number, start of its XXH3
+    step-00001000/index-2c26b46b68ffc68f.json                       the files: sizes, digests, those of parts; config
+    step-00001000/COMPLETE                                          written last, if absent: the digest of the index
 
 The names hold digests, so two writers of one step never overwrite each other, and a part that exists need not be sent
 again. A part is one request: no upload in several requests is left behind, invisible and billed, by a process that was
-killed (docs/decisions/0020-parts-are-objects.md).
+killed (docs/decisions/0021-parts-are-objects.md).
 """
 
 import json
@@ -32,8 +32,10 @@ class File:
 
     name: str
     bytes: int
-    sha256: str
+    digest: str
+    """That of the manifest."""
     parts: tuple[str, ...]
+    """XXH3-128 of each part."""
 
     def part_names(self) -> list[str]:
         """Return the names of its objects, below the folder of the step."""
@@ -59,12 +61,12 @@ class Index:
 
     def same_files(self, other: "Index") -> bool:
         """Return whether both are copies of the same files."""
-        return {(file.name, file.sha256) for file in self.files} == {(file.name, file.sha256) for file in other.files}
+        return {(file.name, file.digest) for file in self.files} == {(file.name, file.digest) for file in other.files}
 
     def to_bytes(self) -> bytes:
         """Return its JSON; equal indexes are equal bytes."""
         files = [
-            {"name": file.name, "bytes": file.bytes, "sha256": file.sha256, "parts": list(file.parts)}
+            {"name": file.name, "bytes": file.bytes, "digest": file.digest, "parts": list(file.parts)}
             for file in self.files
         ]
         value = {"format": FORMAT, "part_bytes": self.part_bytes, "config": self.config, "files": files}
@@ -110,7 +112,7 @@ def parse_index(place: str, mark: Mark, data: bytes) -> Index:
     if sha256_bytes(data) != mark.sha256:
         raise Damaged(f"{where} does not match its digest in {MARK}")
     value = _parsed(where, data, "files", "part_bytes", "config")
-    files = [File(entry["name"], entry["bytes"], entry["sha256"], tuple(entry["parts"])) for entry in value["files"]]
+    files = [File(entry["name"], entry["bytes"], entry["digest"], tuple(entry["parts"])) for entry in value["files"]]
     for file in files:
         if file.name.startswith("/") or ".." in file.name.split("/"):
             raise Damaged(f"{where} has a file outside the checkpoint: {file.name}")

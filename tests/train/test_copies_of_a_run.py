@@ -1,0 +1,97 @@
+"""``train.checkpoint.save_to``: each checkpoint is copied, and a run folder that was lost continues from the copies."""
+
+import os
+import shutil
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import toy_run
+from gloo_ranks import run_ranks
+
+from smalti.base.errors import DataError, UserError
+from smalti.config.load import from_dict
+from smalti.config.run import RunConfig
+from smalti.distributed.checkpoint import checkpoint
+from smalti.track.run import RunFolder
+from smalti.train import Hook, build, fit
+from smalti.train.loop import Job
+from smalti.train.step import StepResult
+
+
+def _config(root: Path, ranks: int = 1, **train: Any) -> RunConfig:
+    (root / "store").mkdir(exist_ok=True)
+    save_to = str(root / "store")
+    return toy_run.config(root, checkpoint={"every": "4step", "save_to": save_to}, parallel={"ranks": ranks}, **train)
+
+
+def _fit(rank: int, config: RunConfig) -> int:
+    job = build(config)
+    fit(job)
+    return job.state.step
+
+
+def _fit_until(rank: int, config: RunConfig, step: int) -> None:
+    class Terminate(Hook):
+        def on_step(self, job: Job, result: StepResult) -> None:
+            if job.state.step == step:
+                os.kill(os.getpid(), signal.SIGTERM)
+
+    with pytest.raises(Exception, match="stopped"):
+        fit(build(config, hooks=[Terminate()]))
+
+
+def _error(rank: int, config: RunConfig, kind: type[Exception]) -> str:
+    with pytest.raises(kind) as raised:
+        _fit(rank, config)
+    return str(raised.value)
+
+
+def _events(config: RunConfig, kind: str) -> list[dict[str, Any]]:
+    return [event for event in RunFolder(config.run_folder).events() if event["event"] == kind]
+
+
+def _weights(config: RunConfig) -> dict[str, torch.Tensor]:
+    return checkpoint.read_model(str(checkpoint.newest(f"{config.run_folder}/checkpoints")))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("lost", ["checkpoints", "run folder"])
+def test_a_run_whose_disk_was_lost_continues_from_the_store_to_the_bit(lost: str, tmp_path: Path) -> None:
+    config = _config(tmp_path, ranks=2)
+    run_ranks(2, _fit_until, config, 10)
+    copied = {event["step"] for event in _events(config, "checkpoint_copied")}
+    assert copied
+    shutil.rmtree(Path(config.run_folder) / ("checkpoints" if lost == "checkpoints" else ""))
+    assert run_ranks(2, _fit, config) == [24, 24]
+    [restored] = _events(config, "checkpoint_restored")
+    assert restored["step"] in (*copied, 10)
+    assert [event["step"] for event in _events(config, "resumed")][-1] == restored["step"]
+    assert {event["step"] for event in _events(config, "checkpoint_copied")} >= {24}, "the end waits for the last copy"
+    other = toy_run.config(tmp_path / "other", parallel={"ranks": 2})
+    run_ranks(2, _fit, other)
+    assert all(torch.equal(tensor, _weights(other)[name]) for name, tensor in _weights(config).items())
+
+
+@pytest.mark.slow
+def test_another_run_and_a_missing_store_are_named_and_not_taken_for_no_checkpoint(tmp_path: Path) -> None:
+    config = _config(tmp_path, duration="4step")
+    run_ranks(1, _fit, config)
+    tree = config.model_dump(mode="json") | {"seed": 18, "folder": str(tmp_path / "runs" / "again")}
+    [message] = run_ranks(1, _error, from_dict(RunConfig, tree).config, UserError)
+    assert "store/dense holds the checkpoints of another run" in message
+    assert "seed: 17 -> 18" in message
+    shutil.move(tmp_path / "store", tmp_path / "away")
+    tree = config.model_dump(mode="json") | {"folder": str(tmp_path / "runs" / "again")}
+    [message] = run_ranks(1, _error, from_dict(RunConfig, tree).config, DataError)
+    assert "cannot be listed: there is no folder" in message
+    assert not _events(from_dict(RunConfig, tree).config, "checkpoint_saved")
+
+
+def test_places_that_cannot_be_written_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"save_to=https://host/a cannot be written"):
+        toy_run.config(tmp_path, checkpoint={"save_to": "https://host/a"})
+    with pytest.raises(UserError, match="save_requests_per_s has no effect without save_to"):
+        toy_run.config(tmp_path, checkpoint={"save_requests_per_s": 5.0})
