@@ -40,10 +40,10 @@ class CloudFolder:
         skipped = len(self._prefix) + 1 if self._prefix else 0
 
         def look(obstore: Any, opened: Any, key: str) -> dict[str, int]:
-            found = {}
+            sizes = {}
             for page in self._pages(obstore.list(opened, f"{key}/", chunk_size=1000)):
-                found.update({entry["path"][skipped:]: int(entry["size"]) for entry in page})
-            return found
+                sizes.update({entry["path"][skipped:]: int(entry["size"]) for entry in page})
+            return sizes
 
         return self._in_bucket("listed", below, look)
 

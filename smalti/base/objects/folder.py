@@ -72,8 +72,8 @@ class LocalFolder:
         """Return path -> bytes of all files below a folder."""
 
         def walk() -> dict[str, int]:
-            found = [path for path in (self._root / below).rglob("*") if path.is_file()]
-            return {path.relative_to(self._root).as_posix(): path.stat().st_size for path in found}
+            files = [path for path in (self._root / below).rglob("*") if path.is_file()]
+            return {path.relative_to(self._root).as_posix(): path.stat().st_size for path in files}
 
         return self._guarded(walk) or {}
 

@@ -20,13 +20,13 @@ def ordered(call: Callable[[T], R], items: Iterable[T], threads: int) -> Iterato
     pool = ThreadPoolExecutor(threads, thread_name_prefix="smalti-objects")
 
     def results() -> Iterator[R]:
-        ahead: deque[Future[R]] = deque()
+        pending: deque[Future[R]] = deque()
         for item in items:
-            ahead.append(pool.submit(call, item))
-            if len(ahead) > threads:
-                yield ahead.popleft().result()
-        while ahead:
-            yield ahead.popleft().result()
+            pending.append(pool.submit(call, item))
+            if len(pending) > threads:
+                yield pending.popleft().result()
+        while pending:
+            yield pending.popleft().result()
 
     try:
         yield results()

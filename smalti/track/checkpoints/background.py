@@ -1,4 +1,4 @@
-"""Copies checkpoints to a store in a thread, while training goes on.
+"""Copies checkpoints to a store in a thread, during training.
 
 Guarantees: training never waits for the store and never fails because of it; a checkpoint that waits or is being copied
 is not deleted under the copy, which reads hard links of its files; of checkpoints that wait, only the newest is copied.
@@ -128,7 +128,7 @@ class BackgroundCopies:
                 result: Copied | Exception | None = self._copy(held)
             except Stopped:
                 result = None
-            except Exception as error:  # training goes on without the copy, whatever it is
+            except Exception as error:  # training continues without the copy, whatever it is
                 result = error
             held.release()
             with self._change:

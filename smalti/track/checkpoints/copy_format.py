@@ -6,7 +6,7 @@
 
 The names hold digests, so two writers of one step never overwrite each other, and a part that exists need not be sent
 again. A part is one request: no upload in several requests is left behind, invisible and billed, by a process that was
-killed (docs/decisions/0021-parts-are-objects.md).
+killed (docs/decisions/0022-parts-are-objects.md).
 """
 
 import json
