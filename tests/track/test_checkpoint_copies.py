@@ -7,17 +7,32 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 from made_checkpoints import checkpoint, digests
 from made_copies import OBJECTS, PART, opened
-from s3_buckets import Bucket
+from s3_buckets import Bucket, bucket
+from s3_server import moto_server
 
 from smalti.base.errors import DataError, RetryableError
 from smalti.track.checkpoints import manifest
 from smalti.track.checkpoints.copies import Copies, StepTaken
+
+
+@pytest.fixture(scope="module")
+def moto() -> Iterator[str]:
+    with moto_server() as url:
+        yield url
+
+
+@pytest.fixture
+def s3(moto: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bucket]:
+    with bucket(moto, monkeypatch) as made:
+        yield made
+
 
 # ---- what is promised -----------------------------------------------------------------------------------------------
 
