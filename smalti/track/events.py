@@ -18,6 +18,7 @@ EVENTS: dict[str, str] = {
     "resumed": "training continues from a checkpoint",
     "auto_resolved": "the values that 'auto' was resolved to on this machine",
     "checkpoint_saved": "a complete checkpoint was saved in the run folder",
+    "checkpoint_interval": "the interval that train.checkpoint.every=auto chose, from the measured time of a save",
     "checkpoint_best": "the checkpoint of this step has the best value of train.checkpoint.best so far",
     "checkpoint_failed": "a checkpoint could not be written; the earlier ones remain",
     "checkpoint_rejected": "a checkpoint failed verification and was skipped",

@@ -161,11 +161,11 @@ class _Loop:
         self.job = job
         self.evaluations = Evaluations(job)
         self.agreed = _Agreed(lacks_batch=True)
-        self._save_when = Cadence(train.checkpoint.every, job.length)
         self._log_when = Cadence(train.log_every, job.length)
         self._status_when = Cadence("5s", job.length)
         self._vote = Vote(5)
         self.saving = Saving(job)
+        self._save_when = Cadence(train.checkpoint.every, job.length, self.saving.interval_s)
         self._wait_began_s = 0.0
         self._is_first_wait = True
         self._warned_s = -math.inf

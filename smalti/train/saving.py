@@ -8,9 +8,14 @@ from typing import TYPE_CHECKING, Any, Self
 
 from smalti.base import clock, log
 from smalti.base.errors import RetryableError
+from smalti.base.units import format_seconds
+from smalti.cost.failures import FAILURES_PER_1000_GPU_DAYS, mtbf_s, optimal_s
 from smalti.distributed.checkpoint.saver import Saver, check
 from smalti.distributed.group.world import RaisedOnAllRanks, broadcast_from_rank0, may_leave
 from smalti.track.checkpoints.names import size_bytes
+
+FIRST_BLOCKED_S = 1.0
+"""Assumed time that a save blocks training, before the first one of an attempt."""
 
 if TYPE_CHECKING:
     from smalti.train.loop import Job
@@ -23,6 +28,10 @@ class Saving:
         self.step = job.state.step
         """Step of the newest checkpoint, which may still be written; -1 after a save that failed."""
         self._job = job
+        self._mtbf_s = mtbf_s(FAILURES_PER_1000_GPU_DAYS, job.mesh.layout.world_size)
+        self._blocked_s, self._save_s = FIRST_BLOCKED_S, 0.0
+        self._reported_s = 0.0
+        """The automatic interval that was last reported."""
         self._saver = Saver(job.folder.checkpoints, next(job.state.model.parameters()).device)
         job.state.before_update = self._saver.wait_copied
 
@@ -30,6 +39,10 @@ class Saving:
     def is_writing(self) -> bool:
         """Return whether this rank still writes a checkpoint."""
         return self._saver.is_writing
+
+    def interval_s(self) -> float:
+        """Return the automatic interval between saves: by the last save, that loses the least time."""
+        return max(optimal_s(max(self._blocked_s, 1e-3), self._mtbf_s), 2 * self._save_s)
 
     def start(self, *, keep: int | None = None) -> None:
         """Begin to save the current step; when it is complete, delete all but the newest ``keep`` (default: config).
@@ -56,12 +69,25 @@ class Saving:
         except RetryableError as error:
             self.failed(save.step, error, must_succeed=must_succeed)
             return
+        self._blocked_s, self._save_s = save.blocked_s, save.seconds
+        self._report_interval(save.step)
         n_bytes = {"ckpt/bytes": size_bytes(save.path)} if job.is_first else {}
         job.recorder.write(save.step, {"ckpt/save_s": save.seconds, "ckpt/block_s": save.blocked_s, **n_bytes})
         times = {"seconds": round(save.seconds, 3), "blocked_s": round(save.blocked_s, 3)}
         job.events.write("checkpoint_saved", step=save.step, path=save.path, **times)
         for hook in job.hooks:
             hook.on_checkpoint(job, save.path)
+
+    def _report_interval(self, step: int) -> None:
+        """Report the automatic interval, and later one that differs by a third."""
+        seconds = self.interval_s()
+        if self._job.config.train.checkpoint.every == "auto" and not 0.75 < self._reported_s / seconds < 1.33:
+            self._reported_s = seconds
+            log.get("train").info(
+                "a checkpoint every %s: one blocks training for %s, and a failure is expected every %s",
+                *map(format_seconds, (seconds, self._blocked_s, self._mtbf_s)),
+            )
+            self._job.events.write("checkpoint_interval", step=step, seconds=round(seconds, 1))
 
     def failed(self, step: int, error: RetryableError, *, must_succeed: bool) -> None:
         """Report a save that failed; raise its error with ``must_succeed``."""

@@ -3,8 +3,8 @@
 import pytest
 
 from smalti.base.errors import UserError
+from smalti.cost.failures import mtbf_s
 from smalti.plan.failures.causes import DAYS, GPUS, LLAMA_3, PLANNED, UNEXPECTED, node_loss_frac, recoveries, with_times
-from smalti.plan.failures.goodput import mtbf_s
 from smalti.plan.failures.rates import RATES, SMALL_JOB_GPUS, SMALL_JOB_SCALED_H, failure_rate
 
 PRINTED = {

@@ -8,15 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from smalti.cost.failures import DAY_S, mtbf_s, optimal_s
 from smalti.plan.failures.goodput import (
-    DAY_S,
     Recovery,
     Timing,
     daly_s,
     downtime_s,
     goodput_frac,
-    mtbf_s,
-    optimal_s,
     poisson_interval,
     poisson_quantile,
     shares,

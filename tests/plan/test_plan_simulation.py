@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from test_goodput import COLUMNS, ROWS, cell
 
 from smalti.base.errors import UserError
+from smalti.cost.failures import DAY_S
 from smalti.plan.failures import goodput
 from smalti.plan.failures.causes import LLAMA_3, Cause, with_times
 from smalti.plan.failures.setup import Setup
@@ -22,7 +23,7 @@ SMALL = Setup(3072, detect_s=600, restart_s=900, checkpoint_stall_s=30, days=20)
 def of_cell(gpus: int, column: str, failures: int) -> Setup:
     """A run of the published table that is long enough for about so many failures."""
     timing = cell(gpus, column)
-    days = failures * timing.mtbf_s / goodput.DAY_S
+    days = failures * timing.mtbf_s / DAY_S
     return Setup(
         gpus,
         detect_s=timing.recoveries[0].detect_s,

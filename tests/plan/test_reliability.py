@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from smalti.base.errors import UserError
+from smalti.cost.failures import DAY_S
 from smalti.plan.failures.causes import LLAMA_3, with_times
-from smalti.plan.failures.goodput import DAY_S
 from smalti.plan.failures.reliability import goodput_at, goodput_by_rate, outlook, to_json, warnings
 from smalti.plan.failures.setup import ASSUMED, NAMES, Setup, setup_of
 

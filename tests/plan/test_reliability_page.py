@@ -9,8 +9,9 @@ from test_goodput import COLUMNS, ROWS
 from typer.testing import CliRunner
 
 from smalti.cli.plan import app as plan
+from smalti.cost.failures import mtbf_s
 from smalti.plan.failures.causes import LLAMA_3
-from smalti.plan.failures.goodput import goodput_frac, mtbf_s, spare_nodes, young_s
+from smalti.plan.failures.goodput import goodput_frac, spare_nodes, young_s
 from smalti.plan.failures.rates import RATES
 from smalti.plan.failures.reliability import outlook
 from smalti.plan.failures.setup import Setup

@@ -11,11 +11,11 @@ from functools import cache
 from smalti.config.hardware import hardware
 from smalti.config.load import from_dict
 from smalti.config.model import ModelConfig
+from smalti.cost.failures import DAY_S, mtbf_s
 from smalti.cost.params import Params, count
 from smalti.plan.budget import phases
 from smalti.plan.budget.solver import Budget, solve
 from smalti.plan.data import EpochCounts, Reading, SourceCounts, SourcePlan, StageCounts, plan_data
-from smalti.plan.failures.goodput import DAY_S, mtbf_s
 from smalti.plan.laws.law import compute_optimal, fit_named
 
 _SEQ_LEN = 1_000

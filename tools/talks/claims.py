@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from smalti.config.hardware import hardware
-from smalti.plan.failures.goodput import Recovery, Timing, goodput_frac, mtbf_s, optimal_s
+from smalti.cost.failures import mtbf_s, optimal_s
+from smalti.plan.failures.goodput import Recovery, Timing, goodput_frac
 from smalti.plan.failures.rates import failure_rate
 from talks import arithmetic as plan
 from talks import predictions

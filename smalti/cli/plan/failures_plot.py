@@ -21,7 +21,8 @@ def plot_failures(expected: "Outlook") -> str:
 def _by_interval(expected: "Outlook") -> str:
     from smalti.base.chart import Series, line_chart
     from smalti.base.units import format_frac, format_seconds
-    from smalti.plan.failures.goodput import goodput_frac, mtbf_s
+    from smalti.cost.failures import mtbf_s
+    from smalti.plan.failures.goodput import goodput_frac
 
     setup = expected.setup
     middle = expected.optimal_s or expected.interval_s
@@ -48,7 +49,8 @@ def _by_interval(expected: "Outlook") -> str:
 
 def _best(expected: "Outlook", low_s: float, high_s: float) -> list[tuple[float, float]]:
     """Return (optimal interval, its goodput) for other numbers of GPUs, within the plot; empty without an optimum."""
-    from smalti.plan.failures.goodput import goodput_frac, optimal_s
+    from smalti.cost.failures import optimal_s
+    from smalti.plan.failures.goodput import goodput_frac
 
     setup = expected.setup
     points = []

@@ -11,9 +11,11 @@ from typing import Any
 
 from smalti.base.errors import UserError
 from smalti.base.units import format_seconds
+from smalti.cost import failures
+from smalti.cost.failures import DAY_S
 from smalti.plan.failures import goodput
 from smalti.plan.failures.causes import DAYS, GPUS, UNEXPECTED, node_loss_frac
-from smalti.plan.failures.goodput import DAY_S, Shares, Timing
+from smalti.plan.failures.goodput import Shares, Timing
 from smalti.plan.failures.rates import RATES, SMALL_JOB_GPUS, SMALL_JOB_MEASURED_H, SMALL_JOB_SCALED_H
 from smalti.plan.failures.setup import ASSUMED, CAUSES_SOURCE, NAMES, Setup
 
@@ -110,7 +112,7 @@ def outlook(setup: Setup) -> Outlook:
         interval_s=timing.interval_s,
         young_s=goodput.young_s(stall, mean),
         daly_s=goodput.daly_s(stall, mean),
-        optimal_s=goodput.optimal_s(stall, mean) if stall and math.isfinite(mean) else None,
+        optimal_s=failures.optimal_s(stall, mean) if stall and math.isfinite(mean) else None,
         shares=shares,
         other_goodput_frac=goodput.goodput_frac(replace(timing, restarts_fail=not timing.restarts_fail)),
         calendar_days=days,
@@ -191,10 +193,10 @@ def warnings(expected: Outlook) -> list[str]:
 
 def goodput_at(setup: Setup, *, gpus: int, failures_per_1000_gpu_days: float) -> float:
     """Return the goodput of the job on other GPUs or at another rate, at its optimal interval unless one is given."""
-    mean = goodput.mtbf_s(failures_per_1000_gpu_days, gpus)
+    mean = failures.mtbf_s(failures_per_1000_gpu_days, gpus)
     interval = setup.checkpoint_interval_s
     if interval is None:
-        interval = max(goodput.optimal_s(setup.checkpoint_stall_s, mean), setup.checkpoint_upload_s)
+        interval = max(failures.optimal_s(setup.checkpoint_stall_s, mean), setup.checkpoint_upload_s)
     return goodput.goodput_frac(replace(setup.timing, mtbf_s=mean, interval_s=interval))
 
 

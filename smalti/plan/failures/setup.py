@@ -10,12 +10,13 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from smalti.base.errors import UserError
-from smalti.plan.failures import goodput
+from smalti.cost import failures
+from smalti.cost.failures import DAY_S
 from smalti.plan.failures.causes import LLAMA_3, Cause, recoveries
-from smalti.plan.failures.goodput import DAY_S, Recovery, Timing
+from smalti.plan.failures.goodput import Recovery, Timing
 
 ASSUMED: dict[str, tuple[float, str]] = {
-    "failures_per_1000_gpu_days": (1.0, "as on DBRX's cluster"),
+    "failures_per_1000_gpu_days": (failures.FAILURES_PER_1000_GPU_DAYS, "as on DBRX's cluster"),
     "gpus_per_node": (8, "a usual node"),
     "detect_s": (600.0, "MegaScale: under 10 minutes with its tests (arXiv 2402.15627)"),
     "restart_s": (900.0, "MegaScale: caught up in under 15 minutes (arXiv 2402.15627)"),
@@ -103,14 +104,14 @@ class Setup:
     @property
     def mtbf_s(self) -> float:
         """Mean time between failures of the job."""
-        return goodput.mtbf_s(self.failures_per_1000_gpu_days, self.gpus)
+        return failures.mtbf_s(self.failures_per_1000_gpu_days, self.gpus)
 
     @property
     def interval_s(self) -> float:
         """Interval between checkpoints: as given, or the optimum, but at least the time of an upload."""
         if self.checkpoint_interval_s is not None:
             return self.checkpoint_interval_s
-        return max(goodput.optimal_s(self.checkpoint_stall_s, self.mtbf_s), self.checkpoint_upload_s)
+        return max(failures.optimal_s(self.checkpoint_stall_s, self.mtbf_s), self.checkpoint_upload_s)
 
     @property
     def recoveries(self) -> tuple[Recovery, ...]:

@@ -14,9 +14,9 @@ from itertools import accumulate
 
 from smalti.base.errors import UserError
 from smalti.base.rng import derive_key
+from smalti.cost.failures import DAY_S
 from smalti.plan.failures import goodput
 from smalti.plan.failures.causes import Cause
-from smalti.plan.failures.goodput import DAY_S
 from smalti.plan.failures.setup import Setup
 
 MAX_FAILURES = 5_000_000
