@@ -106,10 +106,14 @@ def restore(config: JobConfig, folder: RunFolder, events: Any) -> None:
     """
     if config.train.checkpoint.save_to is None or broadcast_from_rank0(folder.saved_step) is not None:
         return
+    copies = _copies(config)
     with ThreadPoolExecutor(1) as pool:
-        restored = pool.submit(_restore, config, folder, events) if dist.get_rank() == 0 else None
-        while not broadcast_from_rank0(lambda: _is_done(restored)):
-            pass
+        restored = pool.submit(_restore, copies, config, folder, events) if dist.get_rank() == 0 else None
+        try:
+            while not broadcast_from_rank0(lambda: _is_done(restored)):
+                pass
+        finally:
+            copies.requests.stop.set()
 
 
 def _is_done(work: "Future[None] | None") -> bool:
@@ -123,14 +127,14 @@ def _is_done(work: "Future[None] | None") -> bool:
     return True
 
 
-def _restore(config: JobConfig, folder: RunFolder, events: Any) -> None:
+def _restore(copies: Copies, config: JobConfig, folder: RunFolder, events: Any) -> None:
     began_s = clock.now_s()
 
     def reject(path: str, reason: str) -> None:
         log.get("train").warning("%s is skipped: %s", path, reason)
         events.write("checkpoint_rejected", path=path, reason=reason)
 
-    path = _copies(config).newest(folder.checkpoints, check=same_run(config), reject=reject)
+    path = copies.newest(folder.checkpoints, check=same_run(config), reject=reject)
     if path is None:
         return
     seconds = round(clock.now_s() - began_s, 3)

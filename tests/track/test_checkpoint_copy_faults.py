@@ -1,6 +1,8 @@
 """Faults of a store and of copies of checkpoints: reported by name, never taken for a store without checkpoints."""
 
 import subprocess
+import sys
+import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +15,7 @@ from s3_server import moto_server
 
 from smalti.base.errors import DataError, RetryableError, UserError
 from smalti.track.checkpoints import copies as copies_module
+from smalti.track.checkpoints.copies import THREADS
 from smalti.track.checkpoints.copy_format import Damaged
 
 
@@ -77,6 +80,50 @@ def test_wrong_keys_and_buckets_are_named_at_once(status: int, code: str, messag
     with pytest.raises(DataError, match=message):
         opened(s3.url).complete()
     assert len(s3.proxy.times) == 1
+
+
+def test_keys_without_the_right_to_write_are_named_at_once(tmp_path: Path, s3: Bucket) -> None:
+    s3.proxy.refuse = lambda head, key: (403, "AccessDenied") if head.startswith("PUT") else None
+    with pytest.raises(DataError, match=r"cannot be written, access is denied: .*AccessDenied"):
+        opened(s3.url).upload(checkpoint(tmp_path / "run", 1))
+    assert s3.proxy.counts["PUT"] <= THREADS
+
+
+def test_keys_without_the_right_to_delete_leave_leftovers_with_a_warning(
+    tmp_path: Path, s3: Bucket, caplog: pytest.LogCaptureFixture
+) -> None:
+    s3.proxy.refuse = lambda head, key: (403, "AccessDenied") if head.startswith(("POST", "DELETE")) else None
+    s3.write("runs/a/step-00000001/shards/left", b"over")
+    opened(s3.url).upload(checkpoint(tmp_path / "run", 2))
+    assert "leftovers in s3://" in caplog.text
+    assert opened(s3.url).complete() == ["step-00000002"]
+
+
+def test_a_process_ends_while_a_store_does_not_answer(tmp_path: Path, s3: Bucket) -> None:
+    """The requests in flight are not waited for, by the copy nor at the end of the interpreter."""
+    s3.proxy.faults.hang, s3.proxy.faults.only_get = 1.0, False
+    run = checkpoint(tmp_path / "run", 1)
+    script = f"""
+import sys, time
+sys.path.insert(0, {str(Path(__file__).parents[1])!r})
+from made_copies import opened
+from smalti.track.checkpoints import background
+background._CLOSE_S = 0.5
+class Events:
+    def write(self, kind, **fields): print(kind)
+copies = opened({s3.url!r})
+copies._present = lambda name: {{}}
+copier = background.BackgroundCopies(copies, Events(), config="", check=lambda text: None)
+copier._check = None
+copier.start({str(run)!r})
+time.sleep(1)
+copier.close()
+"""
+    began_s = time.monotonic()
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    assert s3.proxy.counts["PUT"] == THREADS, "all are in flight"
+    assert time.monotonic() - began_s < 20
 
 
 def test_a_folder_on_a_disk_that_is_not_mounted_is_named(tmp_path: Path) -> None:

@@ -1,34 +1,38 @@
 """Calls in threads whose results come in the order of the items, with bounded memory."""
 
+import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from concurrent.futures import Future
 from typing import TypeVar
 
 T = TypeVar("T")
 R = TypeVar("R")
 
 
-@contextmanager
-def ordered(call: Callable[[T], R], items: Iterable[T], threads: int) -> Iterator[Iterator[R]]:
-    """Context manager: an iterator over ``call(item)``, computed ahead by ``threads`` threads.
+def ordered(call: Callable[[T], R], items: Iterable[T], threads: int) -> Iterator[R]:
+    """Yield ``call(item)`` in the order of the items, ``threads`` at a time, with as many items and results held.
 
-    At most ``threads + 1`` items and results are held. Raises the first error of a call or of the items; calls that are
-    running then are waited for, others are not started.
+    Raises the first error of a call or of the items; calls that are running then end by themselves. The threads are
+    daemons, so a process can end while a store does not answer (those of an executor would be waited for).
     """
-    pool = ThreadPoolExecutor(threads, thread_name_prefix="smalti-objects")
-
-    def results() -> Iterator[R]:
-        pending: deque[Future[R]] = deque()
-        for item in items:
-            pending.append(pool.submit(call, item))
-            if len(pending) > threads:
-                yield pending.popleft().result()
-        while pending:
+    pending: deque[Future[R]] = deque()
+    for item in items:
+        if len(pending) == threads:
             yield pending.popleft().result()
+        pending.append(_start(call, item))
+    while pending:
+        yield pending.popleft().result()
 
-    try:
-        yield results()
-    finally:
-        pool.shutdown(cancel_futures=True)
+
+def _start(call: Callable[[T], R], item: T) -> "Future[R]":
+    future: Future[R] = Future()
+
+    def run() -> None:
+        try:
+            future.set_result(call(item))
+        except BaseException as error:
+            future.set_exception(error)
+
+    threading.Thread(target=run, name="smalti-objects", daemon=True).start()
+    return future

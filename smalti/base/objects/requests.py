@@ -1,7 +1,7 @@
 """Sends requests to a store: at one rate, and again after a transient failure, with pauses.
 
-A SlowDown lowers the rate. Keys that were accepted before and are now denied are being renewed: the request is repeated
-too. Thread-safe.
+A SlowDown lowers the rate. Keys that were accepted before for the same action and are now denied are being renewed: the
+request is repeated too. Thread-safe.
 """
 
 import random
@@ -42,7 +42,8 @@ class Requests:
         self._limiter = RateLimiter(requests_per_s, clock.now_s(), rank=rank, world_size=world_size)
         self._rng = random.Random()
         self._lock = threading.Lock()
-        self._was_accepted = False
+        self._accepted: set[str] = set()
+        """Actions that the store has allowed."""
         self._failing_since_s: float | None = None
         self._warned = False
 
@@ -64,13 +65,13 @@ class Requests:
                     raise FileNotFoundError(cloud.reason(error)) from error
                 failures += 1
                 pause_s = backoff_s(failures, self._rng)
-                passes = self._may_pass(error) and clock.now_s() + pause_s - began_s < self._give_up_s
+                passes = self._may_pass(error, action) and clock.now_s() + pause_s - began_s < self._give_up_s
                 if not passes:
                     raise cloud.final_error(url, error, action) from error
                 self._warn(url, error)
                 self._wait(pause_s)
             else:
-                self._succeeded(url)
+                self._succeeded(url, action)
                 return result
 
     def wait_for_turn(self) -> None:
@@ -84,14 +85,14 @@ class Requests:
         if self.stop.wait(seconds):
             raise Stopped("the copy was stopped", hint="the next attempt continues it")
 
-    def _may_pass(self, error: Exception) -> bool:
+    def _may_pass(self, error: Exception, action: str) -> bool:
         kind = cloud.trouble(error)
         with self._lock:
             self.failed += 1
             if kind == "slow":
                 self.slowed += 1
                 self._limiter.slow_down(clock.now_s())
-            renewed = kind == "forbidden" and (self._was_accepted or "Expired" in str(error))
+            renewed = kind == "forbidden" and (action in self._accepted or "Expired" in str(error))
         return kind in ("slow", "again") or renewed
 
     def _warn(self, url: str, error: Exception) -> None:
@@ -102,9 +103,9 @@ class Requests:
             self._warned = True
         log.get("store").warning("%s does not answer correctly (%s); trying again", url, cloud.reason(error))
 
-    def _succeeded(self, url: str) -> None:
+    def _succeeded(self, url: str, action: str) -> None:
         with self._lock:
-            self._was_accepted = True
+            self._accepted.add(action)
             self._failing_since_s = None
             if not self._warned:
                 return

@@ -175,15 +175,15 @@ class Copies:
         parts = [(f"{name}/{part}", size) for part, size in index.sizes().items()]
         digests = [digest for file in index.files for digest in file.parts]
         jobs = [(path, size, digest) for (path, size), digest in zip(parts, digests, strict=True)]
-        with ordered(lambda job: self._part(*job), jobs, THREADS) as contents:
-            for file in index.files:
-                path = root / file.name
-                path.parent.mkdir(parents=True, exist_ok=True)
-                with open(path, "wb") as opened:
-                    for _ in file.parts:
-                        opened.write(next(contents))
-                    opened.flush()
-                    os.fsync(opened.fileno())
+        contents = ordered(lambda job: self._part(*job), jobs, THREADS)
+        for file in index.files:
+            path = root / file.name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with open(path, "wb") as opened:
+                for _ in file.parts:
+                    opened.write(next(contents))
+                opened.flush()
+                os.fsync(opened.fileno())
 
     def _part(self, path: str, size: int, digest: str) -> bytes:
         where = store.join(self.url, path)
@@ -247,10 +247,9 @@ class Copies:
         digests: dict[str, list[str]] = {entry["name"]: [] for entry in entries}
         sent_bytes = 0
         parts = (part for entry in entries for part in _parts(root, entry, self._part_bytes))
-        with ordered(send, parts, THREADS) as results:
-            for file, digest, part_bytes in results:
-                digests[file].append(digest)
-                sent_bytes += part_bytes
+        for file, digest, part_bytes in ordered(send, parts, THREADS):
+            digests[file].append(digest)
+            sent_bytes += part_bytes
         files = tuple(_file(entry, digests[entry["name"]]) for entry in entries)
         return Index(files, config, self._part_bytes), sent_bytes
 
