@@ -122,6 +122,27 @@ def test_a_checkpoint_that_changed_on_disk_is_not_copied(tmp_path: Path, s3: Buc
         opened(s3.url).upload(path)
 
 
+@pytest.mark.slow
+def test_the_memory_of_an_upload_and_of_a_download_does_not_grow_with_the_file(tmp_path: Path, s3: Bucket) -> None:
+    """160 MiB in parts of 4 MiB, of which few are in memory: the growth of the peak of a process of its own."""
+    run = checkpoint(tmp_path / "run", 1, shards=1, shard_bytes=160 << 20)
+    script = f"""
+import resource, sys
+sys.path.insert(0, {str(Path(__file__).parents[1])!r})
+from smalti.base.objects import Requests
+from smalti.track.checkpoints.copies import Copies
+copies = Copies({s3.url!r}, Requests(5000.0), part_bytes=4 << 20)
+copies.complete()
+peaks = [resource.getrusage(resource.RUSAGE_SELF).ru_maxrss]
+copies.upload({str(run)!r})
+copies.newest({str(tmp_path / "other")!r})
+peaks.append(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+print(peaks[1] - peaks[0])
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert int(done.stdout) < 80 << 10, "in KiB"
+
+
 # ---- two savers -----------------------------------------------------------------------------------------------------
 
 
