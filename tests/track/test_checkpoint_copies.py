@@ -64,12 +64,15 @@ def test_a_copy_is_the_checkpoint(kind: str, tmp_path: Path, s3: Bucket) -> None
 
 
 def test_a_restart_needs_one_listing_and_few_reads_whatever_the_store_holds(tmp_path: Path, s3: Bucket) -> None:
-    for step in range(1, 9):
+    """20 jobs at once; of a job only rank 0 does this (``train.checkpoint_copies.restore``)."""
+    for step in range(1, 7):
         opened(s3.url).upload(checkpoint(tmp_path / "run", step, shards=1, shard_bytes=1000))
     s3.proxy.counts.clear()
-    opened(s3.url).newest(tmp_path / "other")
+    with ThreadPoolExecutor(20) as pool:
+        jobs = [pool.submit(opened(s3.url).newest, tmp_path / f"job-{number}") for number in range(20)]
+    assert [job.result() for job in jobs] == [tmp_path / f"job-{number}" / "step-00000006" for number in range(20)]
     parts = 3  # of the shard, train_state.json and manifest.json
-    assert s3.proxy.counts == {"LIST": 1, "GET": 3 + parts}
+    assert s3.proxy.counts == {"LIST": 20, "GET": 20 * (3 + parts)}
 
 
 def test_a_broken_upload_is_continued_and_its_leftovers_are_removed(tmp_path: Path, s3: Bucket) -> None:

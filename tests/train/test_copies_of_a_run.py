@@ -3,6 +3,9 @@
 import os
 import shutil
 import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +13,16 @@ import pytest
 import torch
 import toy_run
 from gloo_ranks import run_ranks
+from s3_buckets import bucket
+from s3_server import moto_server
 
 from smalti.base.errors import DataError, UserError
-from smalti.config.load import from_dict
+from smalti.base.objects import Requests
+from smalti.config.load import dump, from_dict
 from smalti.config.run import RunConfig
 from smalti.distributed.checkpoint import checkpoint
+from smalti.track.checkpoints import manifest
+from smalti.track.checkpoints.copies import Copies
 from smalti.track.run import RunFolder
 from smalti.train import Hook, build, fit
 from smalti.train.loop import Job
@@ -88,6 +96,45 @@ def test_another_run_and_a_missing_store_are_named_and_not_taken_for_no_checkpoi
     [message] = run_ranks(1, _error, from_dict(RunConfig, tree).config, DataError)
     assert "cannot be listed: there is no folder" in message
     assert not _events(from_dict(RunConfig, tree).config, "checkpoint_saved")
+
+
+@pytest.mark.exhaustive
+def test_kill_9_of_all_processes_while_copies_are_sent_to_s3(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Killed, its disk lost, killed again: the run ends, and every copy in the store verifies."""
+    config = toy_run.config(
+        tmp_path, duration="60step", checkpoint={"every": "5step", "save_to": "s3://bucket/runs"}, parallel={"ranks": 2}
+    )
+    (tmp_path / "recipe.yaml").write_text(dump(config))
+    folder = RunFolder(config.run_folder)
+
+    def train(kill_after: int | None) -> int:
+        run = subprocess.Popen(
+            [sys.executable, "-m", "smalti", "train", str(tmp_path / "recipe.yaml")],
+            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
+        )  # fmt: skip
+        while kill_after is not None and len(_events(config, "checkpoint_copied")) < kill_after:
+            assert run.poll() is None
+            time.sleep(0.02)
+        if kill_after is not None:
+            os.killpg(run.pid, signal.SIGKILL)
+        return run.wait()
+
+    with moto_server() as moto, bucket(moto, monkeypatch) as s3:
+        s3.direct.create_bucket(Bucket="bucket")
+        s3.proxy.faults.unavailable = s3.proxy.faults.cut = 0.05
+        assert train(3) == -signal.SIGKILL
+        shutil.rmtree(folder.path)
+        assert train(2) == -signal.SIGKILL
+        assert train(None) == 0
+        s3.proxy.faults.unavailable = s3.proxy.faults.cut = 0
+        assert _events(config, "checkpoint_restored")
+        copies = Copies("s3://bucket/runs/dense", Requests(5000.0))
+        steps = [int(name.removeprefix("step-")) for name in copies.complete()]
+        assert steps[0] == 60
+        listed = s3.direct.list_objects_v2(Bucket="bucket")["Contents"]
+        assert {entry["Key"].split("/")[2] for entry in listed} == set(copies.complete()), "no leftovers"
+        for step in steps:
+            assert manifest.fault(copies.fetch(step, tmp_path / "fetched")) is None
 
 
 def test_places_that_cannot_be_written_are_refused(tmp_path: Path) -> None:
