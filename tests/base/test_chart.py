@@ -1,5 +1,6 @@
 """Charts: well-formed, escaped, deterministic, with all extremes and gaps."""
 
+import itertools
 import math
 import re
 import xml.etree.ElementTree as ET
@@ -232,6 +233,17 @@ def test_a_cross_and_names_at_the_ends() -> None:
     assert "<title>here &amp; now</title>" in svg
     assert 'cx="381"' in svg  # the middle of the logarithmic axis: 56 to 706
     assert len(re.findall(r'd="M56 [\d.]+H706M381 [\d.]+V[\d.]+"', svg)) == 1
+
+
+def test_names_at_the_ends_do_not_cover_each_other() -> None:
+    lines = [Series(f"line {i}", [0, 1], [0, value], named_at_end=True) for i, value in enumerate((9.8, 10, 9.9, 1))]
+    found = re.findall(
+        r'class="e f(\d)" x="[\d.]+" text-anchor="end" y="([\d.]+)">line (\d)<', line_chart(lines, title="t")
+    )
+    assert sorted(name for _, _, name in found) == list("0123")
+    assert all(colour == name for colour, _, name in found)
+    places = sorted(float(y) for _, y, _ in found)
+    assert all(after - before >= 12 for before, after in itertools.pairwise(places)), places
 
 
 def test_very_large_numbers_on_an_axis() -> None:

@@ -14,6 +14,7 @@ from smalti.base.chart.axis import Scale, percent, short
 from smalti.base.chart.frame import COLOURS, Frame, finite, xy
 
 _HOVERS = 120
+_NAME_HEIGHT = 12
 
 
 @dataclass(frozen=True)
@@ -96,11 +97,11 @@ def line_chart(
     write_y = format_y or short
     body = [frame.axes(x_scale, y_scale, x_label, write_y)]
     hovered: list[tuple[int, str, list[tuple[float, float]]]] = []
-    names: list[str] = []
+    names: list[tuple[float, float, str, int]] = []
     for s, line, colour in zip(series, clean, colours, strict=True):
         body.append(_polyline(line, x_scale, y_scale, colour, s.style, frame.right - frame.left))
-        if s.named_at_end:
-            names.append(_end_name(line, s.name, x_scale, y_scale, frame))
+        if s.named_at_end and (known := [point for point in line if point is not None]):
+            names.append((x_scale(known[-1][0]), y_scale(known[-1][1]), s.name, colour))
         if s.is_plain:
             hovered.append((colour, s.name, [point for point in line if point is not None]))
     for marker in markers:
@@ -110,7 +111,7 @@ def line_chart(
                 f'<g><title>{escape(marker.label)}</title><line class="m" x1="{at}" x2="{at}" '
                 f'y1="{frame.top}" y2="{frame.bottom}"/></g>'
             )
-    body += names  # over all lines
+    body.append(_end_names(names, frame))  # over all lines
     body.append(_hovers(hovered, x_scale, y_scale, frame, x_label, write_y))
     body += [_cross(cross, x_scale, y_scale) for cross in crosses]
     return frame.wrap("".join(body))
@@ -174,13 +175,25 @@ def _polyline(
     return "".join(parts)
 
 
-def _end_name(line: Sequence[tuple[float, float] | None], name: str, x: Scale, y: Scale, frame: Frame) -> str:
-    known = [point for point in line if point is not None]
-    if not known:
-        return ""
-    at = x(known[-1][0])
-    place = f'x="{xy(at - 4)}" text-anchor="end"' if at > frame.right - 50 else f'x="{xy(at + 4)}"'
-    return f'<text class="e" {place} y="{xy(y(known[-1][1]) - 4)}">{escape(name)}</text>'
+def _end_names(ends: Sequence[tuple[float, float, str, int]], frame: Frame) -> str:
+    """Draw the names of lines beside their last points (x, y, name, colour); one that would cover another is moved."""
+    placed: list[tuple[float, float, float]] = []
+    parts = []
+    for x, y, name, colour in sorted(ends, key=lambda end: -end[1]):
+        wide = 6.2 * len(name)
+        inside = x > frame.right - 50
+        left = x - 4 - wide if inside else x + 4
+        near = (y - 4 + sign * i for i in range(frame.bottom) for sign in (-1, 1))
+        free = (at for at in near if not any(_covers(left, wide, at, other) for other in placed))
+        up = next((at for at in free if frame.top - 4 <= at <= frame.bottom - 2), y - 4)
+        placed.append((left, wide, up))
+        place = f'x="{xy(x - 4)}" text-anchor="end"' if inside else f'x="{xy(x + 4)}"'
+        parts.append(f'<text class="e f{colour % COLOURS}" {place} y="{xy(up)}">{escape(name)}</text>')
+    return "".join(parts)
+
+
+def _covers(left: float, wide: float, at: float, other: tuple[float, float, float]) -> bool:
+    return abs(at - other[2]) < _NAME_HEIGHT and left < other[0] + other[1] and other[0] < left + wide
 
 
 def _cross(cross: Cross, x: Scale, y: Scale) -> str:
