@@ -15,10 +15,21 @@ PrintConfig = Annotated[
     bool,
     typer.Option("--print-config", help="Print the config with the origin of each value without tokenizing, and exit."),
 ]
+Fork = Annotated[
+    bool, typer.Option("--fork", help="Continue from the newest checkpoint with other data, length or learning rate.")
+]
+Trial = Annotated[
+    int | None, typer.Option("--try", min=1, help="Train only this many steps, as a trial in runs/.try/NAME.")
+]
 
 
 def sft(
-    recipe: Recipe, overrides: Overrides = None, print_config: PrintConfig = False, dry_run: DryRun = False
+    recipe: Recipe,
+    overrides: Overrides = None,
+    print_config: PrintConfig = False,
+    fork: Fork = False,
+    dry_run: DryRun = False,
+    trial: Trial = None,
 ) -> None:
     """Tune a model on chats or instructions: the loss is that of the answers. The same command again resumes.
 
@@ -26,32 +37,51 @@ def sft(
     Then it trains as 'smalti train', with the same options of a recipe: ranks, meshes, evaluations, checkpoints.
     train.duration may be given in epochs (3ep).
     """
-    start("sft", recipe, overrides or [], print_config=print_config, dry_run=dry_run)
+    start("sft", recipe, overrides or [], print_config=print_config, fork=fork, dry_run=dry_run, trial=trial)
 
 
 def preference(
-    recipe: Recipe, overrides: Overrides = None, print_config: PrintConfig = False, dry_run: DryRun = False
+    recipe: Recipe,
+    overrides: Overrides = None,
+    print_config: PrintConfig = False,
+    fork: Fork = False,
+    dry_run: DryRun = False,
+    trial: Trial = None,
 ) -> None:
     """Tune a model on preferences: DPO, IPO, SimPO, KTO. The same command again resumes.
 
     The examples (tune.examples) are pairs of a chosen and a rejected answer, or for KTO answers with a label. The
     log-probabilities of the reference, init_from, are computed with them, once. Then it trains as 'smalti train'.
     """
-    start("preference", recipe, overrides or [], print_config=print_config, dry_run=dry_run)
+    start("preference", recipe, overrides or [], print_config=print_config, fork=fork, dry_run=dry_run, trial=trial)
 
 
 def reward(
-    recipe: Recipe, overrides: Overrides = None, print_config: PrintConfig = False, dry_run: DryRun = False
+    recipe: Recipe,
+    overrides: Overrides = None,
+    print_config: PrintConfig = False,
+    fork: Fork = False,
+    dry_run: DryRun = False,
+    trial: Trial = None,
 ) -> None:
     """Train a reward model on pairs of a chosen and a rejected answer. The same command again resumes.
 
     The model of init_from gets a score in place of its logits. 'smalti export' writes it as a model for sequence
     classification, which transformers loads.
     """
-    start("reward", recipe, overrides or [], print_config=print_config, dry_run=dry_run)
+    start("reward", recipe, overrides or [], print_config=print_config, fork=fork, dry_run=dry_run, trial=trial)
 
 
-def start(kind: "Kind", recipe: str, overrides: list[str], *, print_config: bool, dry_run: bool) -> None:
+def start(
+    kind: "Kind",
+    recipe: str,
+    overrides: list[str],
+    *,
+    print_config: bool,
+    fork: bool,
+    dry_run: bool,
+    trial: int | None,
+) -> None:
     """Train with the recipe. Raises UserError for a recipe without ``tune``, or of another kind of tuning."""
     from smalti.base.errors import UserError
     from smalti.cli.train.app import train
@@ -71,4 +101,4 @@ def start(kind: "Kind", recipe: str, overrides: list[str], *, print_config: bool
             allowed=f"smalti tune {config.tune.kind}",
             hint=f"smalti tune {config.tune.kind} {recipe}",
         )
-    train(recipe, overrides, print_config=print_config, dry_run=dry_run)
+    train(recipe, overrides, print_config=print_config, fork=fork, dry_run=dry_run, trial=trial)

@@ -46,6 +46,12 @@ def test_what_cannot_be_tuned_is_refused(tmp_path: Path) -> None:
     assert "nowhere" in result.stderr
 
 
+def test_options_of_train_are_options_of_tune(tmp_path: Path) -> None:
+    (_work(tmp_path) / "r.yaml").write_text(RECIPE.format(name="r", ranks=1))
+    result = run_cli(tmp_path, "tune", "sft", "r.yaml", "--fork", "--try", "2")
+    assert "--try trains from step 0, and --fork does not" in result.stderr
+
+
 def _losses(run: Path) -> dict[int, float]:
     rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     return {row["step"]: row["loss/train/total"] for row in rows if "loss/train/total" in row}
