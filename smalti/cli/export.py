@@ -73,7 +73,7 @@ def export(
         typer.echo(line, err=True)
     if register:
         _register(folder, name or record["run"], uploaded_to="export" if uploads else None)
-    print(f"next: {_next(folder, record, run=None if output else run_folder)}")
+    print(f"next: {_next(folder, record, run_folder, is_inside=not output)}")
 
 
 def _print_model(folder: str, run: Path, record: dict[str, Any], *, merge: bool, verify: bool) -> None:
@@ -93,8 +93,8 @@ def _what(folder: str, record: dict[str, Any]) -> str:
     return f"step {record['step']}, {record['dtype']}, weights {format_bytes(n_bytes)}"
 
 
-def _next(folder: str, record: dict[str, Any], *, run: Path | None) -> str:
-    """Return what to type next; ``run``: the run whose ``export/`` the folder is, if it is."""
+def _next(folder: str, record: dict[str, Any], run: Path, *, is_inside: bool) -> str:
+    """Return what to type next; ``is_inside``: the folder is in the run folder."""
     from smalti.base import store
     from smalti.model.adapters.peft import CONFIG
     from smalti.model.huggingface import open_folder
@@ -102,10 +102,10 @@ def _next(folder: str, record: dict[str, Any], *, run: Path | None) -> str:
     if "base" in record:
         has_scores = store.read_json(Path(folder) / CONFIG)["task_type"] == "SEQ_CLS"
         serve = f"smalti serve {record['base']['init_from']} --adapter {record['run']}={folder}"
-        return f"{f'PEFT, as {folder}/README.md says' if has_scores else serve}, or smalti export RUN --merge"
+        return f"{f'PEFT, as {folder}/README.md says' if has_scores else serve}, or smalti export {run} --merge"
     if open_folder(folder).config.num_labels:
         return f"transformers' AutoModelForSequenceClassification.from_pretrained('{folder}') computes its scores"
-    return f"smalti chat {run or folder}"
+    return f"smalti chat {run if is_inside else folder}"
 
 
 def _source(run: str, step: int | None) -> tuple[Path, int | None, Path | None]:

@@ -63,7 +63,8 @@ def find(name_or_path: str, *, runs: str = "runs") -> ModelFolder:
         return ModelFolder(str(path), None)
     if (path / "config.yaml").is_file():
         if not (path / "export" / "config.json").is_file():
-            merge = " --merge" if (path / "adapter").is_dir() else ""
+            has_adapter = (path / "adapter").is_dir()
+            merge = f" --merge; or smalti chat, smalti serve BASE --adapter {path}" if has_adapter else ""
             raise UserError(f"the run {path} has no exported model yet", hint=f"smalti export {path}{merge}")
         return ModelFolder(str(path / "export"), str(path))
     if not path.exists():

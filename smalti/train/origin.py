@@ -47,6 +47,8 @@ def model_of(source: str | Path) -> ModelConfig:
     if (path / "config.json").is_file():
         return open_folder(path).config
     run = run_of(path)
+    if run is None and (path / "adapter_config.json").is_file():
+        raise holds_adapters(str(source))
     if run is None:
         raise DataError(
             f"{source} is none of: a run folder with a checkpoint, a checkpoint, a Hugging Face folder",
@@ -67,6 +69,7 @@ def check(config: RunConfig, origins: Mapping[str, str] | None = None) -> list[s
     if config.init_from is None:
         return []
     learned = model_of(config.init_from)
+    _check_is_whole(config.init_from)
     stated = _stated(config.model, origins)
     if config.model.vocab_size > learned.vocab_size and vocabulary_line(config) is not None:
         stated.add("vocab_size")
@@ -88,6 +91,16 @@ def run_of(path: Path) -> Path | None:
     return of_checkpoint if (of_checkpoint / "config.yaml").is_file() else None
 
 
+def holds_adapters(source: str) -> DataError:
+    """Return the error for an ``init_from`` that has adapters and no weights of their base."""
+    return DataError(
+        f"{source} holds adapters, not a whole model",
+        allowed="a run that trained all weights, a checkpoint of one, or a Hugging Face folder",
+        hint="'smalti export RUN --merge' writes a whole model, RUN/export; to train the adapters on: init_from=BASE "
+        "adapter.init_from=RUN/adapter",
+    )
+
+
 # ---- model ----------------------------------------------------------------------------------------------------------
 
 
@@ -98,6 +111,12 @@ def _stated(model: ModelConfig, origins: Mapping[str, str] | None) -> set[str]:
     keys = {key.split(".")[1] for key, origin in origins.items()
             if key.startswith("model.") and not origin.startswith(_UNSTATED)}  # fmt: skip
     return set(context.OF_CONTEXT) & keys
+
+
+def _check_is_whole(source: str) -> None:
+    run = None if (Path(source) / "config.json").is_file() else run_of(Path(source))
+    if run is not None and parse((run / "config.yaml").read_text(encoding="utf-8"), "").value.get("adapter"):
+        raise holds_adapters(source)
 
 
 def _check_model(wanted: ModelConfig, learned: ModelConfig, source: str, stated: set[str]) -> list[str]:

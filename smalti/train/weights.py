@@ -23,7 +23,7 @@ from smalti.model.blocks.embed import SCORES
 from smalti.model.decoder import Decoder
 from smalti.model.huggingface import ModelFolder, companion_files, open_folder
 from smalti.model.json_file import read_object
-from smalti.train.origin import run_of
+from smalti.train.origin import holds_adapters, run_of
 from smalti.train.vocabulary import NewRows
 
 _TOKENIZER_CONFIG = "tokenizer_config.json"
@@ -138,11 +138,7 @@ def _check_fits(source: str, shapes: dict[str, tuple[int, ...]], model: pipeline
         needed.remove(SCORES)
         shapes = {name: shape for name, shape in shapes.items() if name != "lm_head.weight"}
     if any(map(is_adapter, shapes)):
-        raise DataError(
-            f"init_from={source} holds adapters, not a whole model",
-            allowed="a run that trained all weights, a checkpoint of one, or a Hugging Face folder",
-            hint="start from the model that its own init_from names",
-        )
+        raise holds_adapters(source)
     unpaired = sorted((set(shapes) - set(wanted)) | (needed - set(shapes)))
     if unpaired:
         where = f"init_from={source}" if unpaired[0] in shapes else "the model"

@@ -50,6 +50,18 @@ def test_a_run_and_its_checkpoint_are_of_one_model(source: Path) -> None:
         model_of(source / "tokenizer")
 
 
+def test_adapters_are_not_a_model_to_start_from(source: Path, tmp_path: Path) -> None:
+    config = source / "config.yaml"
+    config.write_text(config.read_text().replace("adapter: null", "adapter: {rank: 2, alpha: 4}"))
+    with pytest.raises(DataError, match="tiny holds adapters, not a whole model") as raised:
+        check(_config(source))
+    assert "smalti export RUN --merge" in str(raised.value.hint)
+    (tmp_path / "adapter").mkdir()
+    (tmp_path / "adapter/adapter_config.json").write_text("{}")
+    with pytest.raises(DataError, match="adapter holds adapters, not a whole model"):
+        model_of(tmp_path / "adapter")
+
+
 def test_the_same_model_and_tokenizer_pass(source: Path) -> None:
     assert check(_config(source, source / "tokenizer")) == []
     same = _config(source, source / "tokenizer", head_dim=8, initializer_range=0.5, max_position_embeddings=64)

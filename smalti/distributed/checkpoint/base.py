@@ -33,11 +33,13 @@ def require_same(recorded: Mapping[str, str], base: Mapping[str, str], subject: 
     A model folder is another base than the checkpoint that it was exported from.
     """
     if recorded["sha256"] != base["sha256"]:
+        before = recorded["init_from"]
+        again = "restore them" if before == base["init_from"] else f"name {before} as the base"
         raise DataError(
             f"{subject} trained beside other weights than those of {base['init_from']}: the digest "
             f"of their files is {base['sha256'][:12]}, not {recorded['sha256'][:12]}",
-            allowed=f"the weights with which they were trained ({recorded['init_from']})",
-            hint="restore them, or train anew beside these: name=NEW_NAME",
+            allowed=f"the weights with which they were trained ({before})",
+            hint=f"{again}, or train anew beside these: name=NEW_NAME",
         )
 
 

@@ -79,7 +79,7 @@ def test_adapters_alone_and_merged(family: str, tmp_path: Path) -> None:
 
     with pytest.raises(UserError, match="no exported model yet") as raised:
         find(str(run))
-    assert raised.value.hint == f"smalti export {run} --merge"
+    assert raised.value.hint == f"smalti export {run} --merge; or smalti chat, smalti serve BASE --adapter {run}"
     merged = load_folder(export(run, merge=True))
     ids_BT = torch.arange(40).view(2, 20)
     with torch.no_grad():
