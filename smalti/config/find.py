@@ -82,7 +82,9 @@ def find_recipe(name_or_path: str, *, beside: str | None = None, fields: Collect
         )
     hint = "check the path; 'smalti config show' lists the recipes by name"
     message = f"there is no recipe file or recipe named '{name_or_path}'"
-    if path.suffix in _SUFFIXES:
+    if "=" in name_or_path:
+        hint = f"the recipe comes first, its changes follow: RECIPE {name_or_path}"
+    elif path.suffix in _SUFFIXES:
         message = f"there is no file '{name_or_path}'"
         files_there = [file.name for file in candidates[0].parent.glob("*") if file.suffix in _SUFFIXES]
         if sibling := nearest(path.name, files_there):

@@ -300,6 +300,7 @@ def test_what_parse_takes_is_not_too_deep_for_the_rest(recipe):
 
 def test_a_file_that_is_missing_or_no_text(tmp_path):
     assert "there is no recipe file or recipe named" in refused(str(tmp_path / "none"))
+    assert "the recipe comes first, its changes follow: RECIPE init_from=x" in refused("init_from=x")
     assert f"there is no file '{tmp_path / 'none.yaml'}'" in refused(str(tmp_path / "none.yaml"))
     assert "'smalti config show demo-dense' prints an example" in refused(str(tmp_path / "demo-dens.yaml"))
     (tmp_path / "mine.yaml").write_text("name: mine\n")

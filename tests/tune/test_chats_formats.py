@@ -103,7 +103,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"messages": [USER, {**GOOD, "tool_calls": [{}]}]}, "names no function"),
     ({"messages": [USER, GOOD], "tools": "{"}, "tools is not JSON"),
     ({"conversations": [{"from": "alien", "value": "x"}]}, "message 1 has the role 'alien'"),
-    ({"prompt": 7, "completion": "x"}, "'prompt': the messages are int"),
+    ({"prompt": 7, "completion": "x"}, "'prompt' holds int, not text"),
     ({"prompt": "q", "chosen": "a", "rejected": "a"}, "chosen and rejected are equal"),
     ({"chosen": "a", "rejected": "b"}, "there is no 'prompt'; columns: chosen, rejected"),
     ({"prompt": "q", "chosen": [USER, GOOD], "rejected": [BAD]}, "differ first in message 1"),
@@ -112,6 +112,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"instruction": "q", "output": 3}, "'output' holds int, not text"),
     ({"text": " \n"}, "the text is empty"),
     ({"a": 1, "b": 2}, "the columns a, b are of no known format"),
+    ({"prompt": "q", "completion": None}, "the columns prompt, completion are of no known format; null: completion"),
 ]
 
 
@@ -175,6 +176,12 @@ def test_what_is_no_file_of_rows(tmp_path: Path) -> None:
         list(read_chats(ExamplesConfig(files=(str(tmp_path),))))
     with pytest.raises(UserError, match="no effect with format: text"):
         from_dict(ExamplesConfig, {"files": ["x"], "format": "text", "turns": "last"}, "test")
+
+
+def test_a_file_in_another_encoding_has_a_hint(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_bytes('{"prompt": "café", "completion": "x"}'.encode("latin-1"))
+    with pytest.raises(UserError, match=r"a.jsonl:1: byte 0xe9 at offset 15 is not UTF-8(.|\n)*iconv -f ISO-8859-1"):
+        list(read_chats(from_dict(ExamplesConfig, {"files": str(tmp_path / "a.jsonl")}).config))
 
 
 @pytest.mark.parametrize(("name", "text", "words"), [

@@ -239,9 +239,12 @@ def load_tokenizer(path: str | Path, *, eod_token: str | None = None, pattern: S
     if store.exists(store.join(path, TOKENIZER_FILE)):
         path = store.join(path, TOKENIZER_FILE)
     elif store.is_local(path) and Path(path).is_dir():
+        inside = Path(path) / "tokenizer"  # of a run, and of the output of smalti data tokenize
         raise DataError(
             f"the folder {path} has no {TOKENIZER_FILE}",
-            hint="copy it from the original model; for a tokenizer in another format "
+            hint=f"its folder {inside} has one"
+            if (inside / TOKENIZER_FILE).is_file()
+            else "copy it from the original model; for a tokenizer in another format "
             "AutoTokenizer.from_pretrained(OLD).save_pretrained(NEW) writes it",
         )
     data = store.read_bytes(path)

@@ -49,7 +49,7 @@ def read_chats(config: ExamplesConfig) -> Iterator[ChatRow]:
             value = _without_none(row.value) if file.kind == "parquet" else row.value
             try:
                 if row.problem is not None:
-                    raise DataError(row.problem, hint=_ONE_LINE if row.number == 1 and file.kind == "jsonl" else None)
+                    raise DataError(row.problem, hint=_hint(row.problem, file) if row.number == 1 else None)
                 form = form or detect(value, config.columns)
                 chat = read_chat(value, form, config.columns)
                 row_id = _id(value, config.columns.id, row_id)
@@ -101,6 +101,15 @@ def at_row(where: str, error: UserError) -> DataError:
     """Return the error of a row with its place."""
     hint = error.hint or "fix the row, or drop and count such rows: tune.examples.unreadable=drop"
     return DataError(f"{where}: {error.message}", allowed=error.allowed, hint=hint)
+
+
+def _hint(problem: str, file: SourceFile) -> str | None:
+    """Return what to do about a file whose first row cannot be read."""
+    if "UTF-" in problem:
+        return (
+            f"iconv -f {'UTF-16' if 'UTF-16' in problem else 'ISO-8859-1'} -t UTF-8 {file.path} > NEW, for a text file"
+        )
+    return _ONE_LINE if file.kind == "jsonl" else None
 
 
 def _id(value: dict[str, Any], column: str | None, otherwise: str) -> str:

@@ -73,6 +73,9 @@ class _Row:
     def messages(self, column: str, *, role: str) -> list[dict[str, Any]]:
         """Return a list of messages, or one message of ``role`` where the column is a text."""
         value = self.need(column)
+        if not isinstance(value, str | list):
+            kind = type(value).__name__
+            raise DataError(f"'{self.name(column)}' holds {kind}, not text", allowed="text, or a list of messages")
         try:
             return read_messages([{"role": role, "content": value}] if isinstance(value, str) else value)
         except DataError as error:
@@ -97,11 +100,15 @@ def detect(value: Mapping[str, Any], columns: ExampleColumns) -> ExampleFormat:
         return "instruction"
     if row.has("text"):
         return "text"
+    null = [str(name) for name, entry in value.items() if entry is None]
     raise DataError(
-        f"the columns {', '.join(map(str, value)) or '(none)'} are of no known format",
+        f"the columns {', '.join(map(str, value)) or '(none)'} are of no known format"
+        + (f"; null: {', '.join(null)}" if null else ""),
         allowed="messages; conversations; instruction and output; prompt and completion (or response); prompt, "
         "chosen and rejected; prompt, completion and label; text",
-        hint="name the columns: tune.examples.columns.prompt=question tune.examples.columns.completion=answer",
+        hint=None
+        if null
+        else "name the columns: tune.examples.columns.prompt=question tune.examples.columns.completion=answer",
     )
 
 

@@ -201,6 +201,10 @@ def test_gpt2_form_of_the_pre_tokenizer_is_known():
 def test_bad_files(tmp_path, small):
     with pytest.raises(DataError, match="does not exist"):
         load_tokenizer(tmp_path / "nothing")
+    (tmp_path / "run/tokenizer").mkdir(parents=True)
+    (tmp_path / "run/tokenizer/tokenizer.json").write_text("{}")
+    with pytest.raises(DataError, match=r"has no tokenizer\.json\nhint: its folder .*run/tokenizer has one"):
+        load_tokenizer(tmp_path / "run")
     with pytest.raises(DataError, match=r"folder .* has no tokenizer\.json\nhint: copy it"):
         load_tokenizer(tmp_path)
     (tmp_path / "a.json").write_text('{"some": "json"}')
