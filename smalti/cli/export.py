@@ -29,6 +29,10 @@ def export(
     ] = None,
     output: Annotated[Path | None, typer.Option(help="Folder to write; absent: RUN/export.")] = None,
     dtype: Annotated[Dtype, typer.Option(help="Number format of the weights.")] = Dtype.FP32,
+    average: Annotated[
+        str | None,
+        typer.Option(metavar="last:N", help="Write the mean of the weights of this checkpoint and those before it."),
+    ] = None,
     merge: Annotated[
         bool, typer.Option("--merge", help="Of a run that trained adapters: the whole model, with them merged.")
     ] = False,
@@ -60,7 +64,13 @@ def export(
     _check_name(name, register)
     run_folder, step, checkpoints = _source(run, step)
     folder = exporter.export(
-        run_folder, step=step, output=output, dtype=dtype.value, merge=merge, checkpoints=checkpoints
+        run_folder,
+        step=step,
+        output=output,
+        dtype=dtype.value,
+        merge=merge,
+        checkpoints=checkpoints,
+        average=average,
     )
     record = store.read_json(store.join(folder, RECORD))
     is_adapter = "base" in record
@@ -90,7 +100,9 @@ def _what(folder: str, record: dict[str, Any]) -> str:
     from smalti.base.units import format_bytes
 
     n_bytes = sum(path.stat().st_size for path in Path(folder).glob("*.safetensors"))
-    return f"step {record['step']}, {record['dtype']}, weights {format_bytes(n_bytes)}"
+    averaged = record.get("averaged_steps")
+    steps = f"mean of steps {', '.join(map(str, averaged))}" if averaged else f"step {record['step']}"
+    return f"{steps}, {record['dtype']}, weights {format_bytes(n_bytes)}"
 
 
 def _next(folder: str, record: dict[str, Any], run: Path, *, is_inside: bool) -> str:

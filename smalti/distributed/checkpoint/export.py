@@ -22,6 +22,7 @@ from smalti.config.model import ModelConfig
 from smalti.config.run import RunConfig
 from smalti.data.tokenizer.encode import load_tokenizer
 from smalti.distributed.checkpoint import card, checkpoint
+from smalti.distributed.checkpoint.average import AveragedModel, checkpoints_to_average
 from smalti.distributed.checkpoint.export_adapter import merge_errors, merged_weights, probe_ids, write_adapter
 from smalti.model.dtypes import DTYPES
 from smalti.model.huggingface import FAMILIES, load_folder, open_folder, save_folder
@@ -41,11 +42,13 @@ def export(
     dtype: Literal["fp32", "bf16", "fp16"] = "fp32",
     merge: bool = False,
     checkpoints: str | Path | None = None,
+    average: str | None = None,
 ) -> str:
     """Write a checkpoint of a run to ``output``, default ``RUN/export``: that of ``step``, else the best of
     ``train.checkpoint.best``, else the newest complete one.
 
-    ``checkpoints``: the folder that has it, default ``RUN/checkpoints``.
+    ``checkpoints``: the folder that has it, default ``RUN/checkpoints``. ``average``: ``last:5`` for the mean of the
+    weights of that checkpoint and the four before it.
 
     Return the folder. It appears complete or not at all, and replaces an older one; before that, config and weights are
     read back and must be equal to the bit. The model is never whole in memory. Of a run that trained adapters these
@@ -57,7 +60,10 @@ def export(
     if dtype not in _DTYPES:
         raise UserError(f"dtype={dtype} is not known", allowed=", ".join(_DTYPES))
     config = load(RunConfig, str(run)).config
-    source = _checkpoint(run, step, run / "checkpoints" if checkpoints is None else Path(checkpoints))
+    folder = run / "checkpoints" if checkpoints is None else Path(checkpoints)
+    source = _checkpoint(run, step, folder)
+    if config.adapter is not None and average is not None:
+        raise UserError(f"--average has no effect on adapters, and the run {run} trained them", hint="leave it out")
     if config.adapter is None and merge:
         raise UserError(f"--merge has no effect: the run {run} trained all weights", hint=f"smalti export {run}")
     if config.adapter is not None and not merge:
@@ -73,13 +79,16 @@ def export(
             f"the tokenizer in {run / 'tokenizer'} has {tokenizer.vocab_size} tokens, the model "
             f"{config.model.vocab_size}"
         )
+    averaged = checkpoints_to_average(folder, average, step_of(source)) if average is not None else []
     with writing(final):
-        _write(final, run, config, source, tokenizer.eod_id, dtype)
+        _write(final, run, config, source, tokenizer.eod_id, dtype, averaged)
     return str(final)
 
 
-def _write(final: Path, run: Path, config: RunConfig, source: str, eod_id: int, dtype: str) -> None:
-    weights: Mapping[str, Tensor] = checkpoint.StoredModel(source)
+def _write(
+    final: Path, run: Path, config: RunConfig, source: str, eod_id: int, dtype: str, averaged: list[str]
+) -> None:
+    weights: Mapping[str, Tensor] = AveragedModel(averaged) if averaged else checkpoint.StoredModel(source)
     if config.adapter is not None:
         weights = merged_weights(run, config, source)
     temporary = final.with_name(f".{final.name}.{os.getpid()}.tmp")
@@ -98,12 +107,13 @@ def _write(final: Path, run: Path, config: RunConfig, source: str, eod_id: int, 
             "run": config.name,
             "run_folder": str(run.resolve()),
             "step": step_of(source),
+            **({"averaged_steps": sorted(map(step_of, averaged))} if averaged else {}),
             "dtype": dtype,
             "time": clock.utc_text(),
             "smalti_version": __version__,
         }
         store.write_json(temporary / RECORD, record)
-        store.write_text(temporary / "README.md", card.model_card(run, config, step_of(source), dtype))
+        store.write_text(temporary / "README.md", card.model_card(run, config, step_of(source), _weights_text(record)))
         _put_in_place(temporary, final)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
@@ -123,7 +133,12 @@ def refresh_card(run_folder: str | Path) -> None:
     run = Path(run_folder)
     record = store.read_json(run / "export" / RECORD)
     config = load(RunConfig, str(run)).config
-    store.write_text(run / "export" / "README.md", card.model_card(run, config, record["step"], record["dtype"]))
+    store.write_text(run / "export" / "README.md", card.model_card(run, config, record["step"], _weights_text(record)))
+
+
+def _weights_text(record: dict[str, Any]) -> str:
+    averaged = record.get("averaged_steps")
+    return f"{record['dtype']}, the mean of steps {', '.join(map(str, averaged))}" if averaged else str(record["dtype"])
 
 
 def relative_error(ours: Tensor, theirs: Tensor) -> float:

@@ -49,6 +49,29 @@ def test_weights_tokenizer_and_record(run: Path) -> None:
     assert [path.name for path in run.iterdir() if path.name.startswith(".")] == []
 
 
+def test_the_average_of_the_last_checkpoints(tmp_path: Path) -> None:
+    run = tiny_run(tmp_path)
+    for step in (24, 28, 32):
+        add_checkpoint(run, _config(run), step)
+    folder = Path(export(run, step=28, average="last:2"))
+    parts = [checkpoint.read_model(run / f"checkpoints/step-000000{step}") for step in (24, 28)]
+    for name, tensor in load_folder(folder).state_dict().items():
+        torch.testing.assert_close(
+            tensor, (parts[0][name].double() + parts[1][name].double()).div(2).float(), rtol=0, atol=0
+        )
+    assert json.loads((folder / "export.json").read_text())["averaged_steps"] == [24, 28]
+    assert "fp32, the mean of steps 24, 28" in (folder / "README.md").read_text()
+    before = (folder / "export.json").read_text()
+    for average, message in (
+        ("last:9", "has 4 checkpoints up to step 32"),
+        ("last:1", "not known"),
+        ("5", "not known"),
+    ):
+        with pytest.raises(UserError, match=message):
+            export(run, average=average)
+    assert (folder / "export.json").read_text() == before
+
+
 @pytest.mark.sample(3)
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.slow
