@@ -12,7 +12,7 @@ import torch.distributed as dist
 from smalti.base import clock, log, store
 from smalti.base.errors import UserError
 from smalti.base.objects import Requests
-from smalti.config.fork import with_history
+from smalti.config.fork import is_of_history
 from smalti.config.identity import difference
 from smalti.config.load import load_text
 from smalti.config.run import JobConfig
@@ -73,28 +73,37 @@ class CopyCheckpoints(Hook):
     def _opened(self, job: Job) -> BackgroundCopies:
         if self._copies is None:
             remove_links(job.folder.checkpoints)
+            check = same_run(job.config, job.folder)
             self._copies = BackgroundCopies(
-                _copies(job.config), job.events, config=config_text(job.config), check=same_run(job.config)
+                _copies(job.config), job.events, config=config_text(job.config), check=check
             )
         return self._copies
 
 
-def same_run(config: JobConfig) -> Check:
-    """Return the check that a copy is of the run of ``config``: it raises UserError with what differs."""
+def same_run(config: JobConfig, folder: RunFolder) -> Check:
+    """Return the check that a copy is of the run of ``config``: it raises UserError with what differs.
+
+    It may also have the config of an earlier attempt, from before a fork.
+    """
 
     def check(text: str | None) -> None:
         if text is None:
             return
         place = f"{_url(config)}/config.yaml"
         stored = load_text(type(config), text, place).config
-        lines = difference(stored, with_history(config, stored))
-        if lines:
-            shown = "".join(f"\n  {line}" for line in lines)
-            raise UserError(
-                f"{_url(config)} holds the checkpoints of another run; what differs (there -> here):{shown}",
-                allowed="the same identity",
-                hint="name=NEW_NAME, or another train.checkpoint.save_to",
-            )
+        lines = difference(stored, config)
+        earlier = (folder.attempt_config(number, type(config)) for number in folder.attempts())
+        if not lines or any(not difference(stored, before) for before in earlier):
+            return
+        forked = any(map(is_of_history, lines))
+        raise UserError(
+            f"{_url(config)} holds the checkpoints of another run; what differs (there -> here):"
+            + "".join(f"\n  {line}" for line in lines),
+            allowed="the same identity",
+            hint="it was forked: give 'smalti train' its config.yaml, which has that history"
+            if forked
+            else "name=NEW_NAME, or another train.checkpoint.save_to",
+        )
 
     return check
 
@@ -134,7 +143,7 @@ def _restore(copies: Copies, config: JobConfig, folder: RunFolder, events: Any) 
         log.get("train").warning("%s is skipped: %s", path, reason)
         events.write("checkpoint_rejected", path=path, reason=reason)
 
-    path = copies.newest(folder.checkpoints, check=same_run(config), reject=reject)
+    path = copies.newest(folder.checkpoints, check=same_run(config, folder), reject=reject)
     if path is None:
         return
     seconds = round(clock.now_s() - began_s, 3)

@@ -35,8 +35,8 @@ def _config(root: Path, ranks: int = 1, **train: Any) -> RunConfig:
     return toy_run.config(root, checkpoint={"every": "4step", "save_to": save_to}, parallel={"ranks": ranks}, **train)
 
 
-def _fit(rank: int, config: RunConfig) -> int:
-    job = build(config)
+def _fit(rank: int, config: RunConfig, fork: bool = False) -> int:
+    job = build(config, fork=fork)
     fit(job)
     return job.state.step
 
@@ -96,6 +96,23 @@ def test_another_run_and_a_missing_store_are_named_and_not_taken_for_no_checkpoi
     [message] = run_ranks(1, _error, from_dict(RunConfig, tree).config, DataError)
     assert "cannot be listed: there is no folder" in message
     assert not _events(from_dict(RunConfig, tree).config, "checkpoint_saved")
+
+
+@pytest.mark.slow
+def test_a_forked_run_is_copied_on_and_restored_by_its_own_config(tmp_path: Path) -> None:
+    config = _config(tmp_path, duration="8step")
+    run_ranks(1, _fit, config)
+    forked = _config(tmp_path, duration="16step")
+    assert run_ranks(1, _fit, forked, True) == [16]
+    assert _events(config, "checkpoint_copy_failed") == []
+    assert {event["step"] for event in _events(config, "checkpoint_copied")} >= {8, 16}
+    recorded = RunFolder(config.run_folder).config().model_copy(update={"folder": config.folder})
+    shutil.rmtree(config.run_folder)
+    [message] = run_ranks(1, _error, forked, UserError)
+    assert "data.history.0: {duration: 8step" in message
+    assert "it was forked: give 'smalti train' its config.yaml" in message
+    assert run_ranks(1, _fit, recorded) == [16]
+    assert [event["step"] for event in _events(config, "checkpoint_restored")] == [16]
 
 
 @pytest.mark.exhaustive
