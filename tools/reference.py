@@ -10,6 +10,7 @@ import json
 import types
 import typing
 from collections.abc import Callable, Iterator
+from types import NoneType
 from typing import Any, Literal
 
 import typer.main
@@ -157,6 +158,11 @@ def _rows(model: type[BaseModel], prefix: str) -> Iterator[str]:
 
 def _section(annotation: Any) -> str:
     origin = typing.get_origin(annotation)
+    if origin in (types.UnionType, typing.Union):
+        others = [
+            each for each in typing.get_args(annotation) if _inner_model(each)[0] is None and each is not NoneType
+        ]
+        return " or ".join([*map(_words, others), "section"])
     return "list of sections" if origin is tuple else "map of sections" if origin is dict else "section"
 
 

@@ -56,11 +56,16 @@ class Schema:
         self._definitions: Mapping[str, Any] = self._root.get("$defs", {})
 
     def follow(self, path: Path) -> tuple[Path, dict[str, Any]]:
-        """Return the longest prefix of ``path`` in the schema, and its node (pydantic appends union members)."""
+        """Return the longest prefix of ``path`` in the schema, and its node.
+
+        The names that pydantic inserts after a field whose value is a section or something else are left out.
+        """
         node = self._resolve(self._root)
         known = []
         for part in path:
             step = self._step(node, part)
+            if step is None and part in self._definitions and self.keys(node):
+                continue
             if step is None:
                 break
             node = step
@@ -160,9 +165,9 @@ def as_user_error(
     for item in error.errors(include_url=False):
         path, _ = schema.follow(item["loc"])
         if item["type"] == "extra_forbidden":
-            path = item["loc"]
+            path = (*schema.follow(item["loc"][:-1])[0], item["loc"][-1])
         grouped.setdefault(path, []).append(item)
-    for path in _lists_with_invalid_items(grouped):
+    for path in _with_problems_inside(grouped):
         del grouped[path]
     problems = [_problem(schema, path, items[0], value, origins, label) for path, items in grouped.items()]
     if len(problems) == 1:
@@ -175,9 +180,10 @@ def as_user_error(
     return UserError("\n".join(lines))
 
 
-def _lists_with_invalid_items(grouped: Mapping[Path, list[Any]]) -> list[Path]:
-    """Return the lists that are too short only because invalid items do not count."""
-    paths = [path for path, items in grouped.items() if items[0]["type"] == "too_short"]
+def _with_problems_inside(grouped: Mapping[Path, list[Any]]) -> list[Path]:
+    """Return the lists that are too short only because invalid items do not count, and the sections that, because of a
+    problem inside, were taken for a number too."""
+    paths = [path for path, items in grouped.items() if items[0]["type"] in ("too_short", "int_type")]
     return [path for path in paths if any(len(other) > len(path) and other[: len(path)] == path for other in grouped)]
 
 

@@ -92,14 +92,29 @@ class LossConfig(Config):
         return 2**28 if device == "cpu" else 2**32
 
 
+class KeepConfig(Config):
+    """Which checkpoints are kept. The best one and protected ones are kept in addition."""
+
+    last: Whole = placement(2, ge=1)
+    """Number of checkpoints to keep, the newest ones."""
+    every: Duration | None = placement(None)
+    """Keep also the first checkpoint of every so many steps or tokens, or of every such fraction of the run, for good.
+    Absent: none."""
+    blessed: Whole = placement(1, ge=0)
+    """Keep also so many blessed checkpoints, the newest ones, and the next one that can become blessed."""
+    blessed_after: Duration = placement("200step")
+    """A checkpoint becomes blessed when the run has trained so much beyond it without a loss that was not finite and
+    without a rejected checkpoint."""
+
+
 class CheckpointConfig(Config):
-    """When checkpoints are saved, and how many are kept."""
+    """When checkpoints are saved, and which are kept."""
 
     every: Cadence | Literal["auto"] = placement("0.25run")
     """How often a checkpoint is saved; one is always saved at the end. auto: the interval that loses the least time,
     from the measured time for which saves block training and a failure for each 1,000 GPU-days."""
-    keep: Whole = placement(2, ge=1)
-    """Number of complete checkpoints to keep, the newest ones."""
+    keep: Count | KeepConfig = placement(2)
+    """Number of complete checkpoints to keep, the newest ones; or a section."""
     best: str | None = placement(None)
     """Evaluated metric, such as ``metrics/eval/NAME/LanguageCrossEntropy``: the checkpoint with its lowest value is
     kept too, and exported. Compared are the steps that are evaluated and saved. Absent: only the newest."""
@@ -120,6 +135,11 @@ class CheckpointConfig(Config):
         if self.save_to is None and self.save_requests_per_s != 100.0:
             raise ValueError("save_requests_per_s has no effect without save_to")
         return self
+
+    @property
+    def keep_section(self) -> KeepConfig:
+        """``keep`` as a section; a number is that of the newest ones, and nothing else is kept."""
+        return self.keep if isinstance(self.keep, KeepConfig) else KeepConfig(last=self.keep, blessed=0)
 
 
 class TrainConfig(LengthConfig):

@@ -29,7 +29,7 @@ from smalti.distributed.parallel import sequence
 from smalti.distributed.parallel.pipeline import StagedDecoder
 from smalti.track.events import EventLog, NoEventLog
 from smalti.track.run import RunFolder
-from smalti.train import adapters, best, checkpoint_copies, forgetting, oom, profile, rank_setup, resume
+from smalti.train import adapters, best, bless, checkpoint_copies, forgetting, oom, profile, rank_setup, resume
 from smalti.train import microbatch as microbatches
 from smalti.train import pipeline as pipelines
 from smalti.train.batches import Batches, TokenBatches
@@ -197,6 +197,7 @@ def _hooks(config: JobConfig, world: World) -> tuple[Hook, ...]:
     """Return the hooks that the config asks for."""
     return (
         *best.watch(config),
+        bless.Bless(config.train.checkpoint.keep_section.blessed_after),
         *checkpoint_copies.watch(config),
         *forgetting.watch(config),
         *profile.of_config(config.profile, world.world_size),

@@ -243,9 +243,9 @@ class _Loop:
         if must_succeed:
             self.saving.finish(must_succeed=True)
 
-    def _save(self, *, must_succeed: bool, keep: int | None = None) -> None:
+    def _save(self, *, must_succeed: bool, extra: int = 0) -> None:
         try:
-            self.saving.start(keep=keep)
+            self.saving.start(extra=extra)
         except RetryableError as error:
             self.saving.failed(self.job.state.step, error, must_succeed=must_succeed)
 
@@ -291,7 +291,7 @@ class _Loop:
         job.events.write("not_finite", step=error.step, cause=error.cause, value=str(error.value))
         self.saving.finish()
         if job.state.step > self.saving.step:
-            self._save(must_succeed=False, keep=job.config.train.checkpoint.keep + 1)
+            self._save(must_succeed=False, extra=1)
             self.saving.finish()
 
 

@@ -3,6 +3,8 @@
 One save runs at a time; the next one waits for it. A save that fails is reported, and training continues to the next.
 """
 
+from functools import partial
+from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
@@ -13,6 +15,7 @@ from smalti.cost.failures import FAILURES_PER_1000_GPU_DAYS, mtbf_s, optimal_s
 from smalti.distributed.checkpoint.saver import Saver, check
 from smalti.distributed.group.world import RaisedOnAllRanks, broadcast_from_rank0, may_leave
 from smalti.track.checkpoints.names import size_bytes
+from smalti.track.checkpoints.retention import Keep, Report, make_room
 
 FIRST_BLOCKED_S = 1.0
 """Assumed time that a save blocks training, before the first one of an attempt."""
@@ -44,15 +47,18 @@ class Saving:
         """Return the automatic interval between saves: by the last save, that loses the least time."""
         return max(optimal_s(max(self._blocked_s, 1e-3), self._mtbf_s), 2 * self._save_s)
 
-    def start(self, *, keep: int | None = None) -> None:
-        """Begin to save the current step; when it is complete, delete all but the newest ``keep`` (default: config).
+    def start(self, *, extra: int = 0) -> None:
+        """Begin to save the current step; when it is complete, delete the checkpoints that the config does not keep.
 
-        Raises RetryableError where the run folder has been moved.
+        extra: so many more of the newest are kept. Raises RetryableError where the run folder has been moved.
         """
         self.finish()
         job, began_s = self._job, clock.now_s()
         broadcast_from_rank0(job.folder.require_in_place)
-        keep = keep or job.config.train.checkpoint.keep
+        report = partial(job.events.write, "checkpoint_deleted")
+        keep = Keep.of(job.config.train.checkpoint.keep_section, job.length, report, extra=extra)
+        if job.is_first:
+            _make_room(job.folder.checkpoints, report)
         self._saver.start(job.state.step, job.tensors(), checkpoint_metadata(job), keep=keep)
         self.step = job.state.step
         job.recorder.add_non_step_time(clock.now_s() - began_s)
@@ -103,6 +109,14 @@ class Saving:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         if may_leave(error):
             self.finish()
+
+
+def _make_room(folder: Path, report: Report) -> None:
+    """Remove leftovers, and old checkpoints from a full disk; where that fails, the save may fail too."""
+    try:
+        make_room(folder, report=report)
+    except OSError as error:
+        log.get("checkpoint").warning("no room could be made in %s: %s", folder, error)
 
 
 def checkpoint_metadata(job: "Job") -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 import pytest
 
+from smalti.base.errors import UserError
 from smalti.config.identity import difference, identity, placement_difference
 from smalti.config.load import from_dict
 from smalti.config.run import RunConfig
@@ -65,3 +66,28 @@ def test_identity_holds_no_placement_and_no_empty_section():
     assert "track" not in values
     assert "parallel" not in values["train"]
     assert values["data"]["stages"] == [{"until": "1run", "weights": {"a": 1.0}, "weights_end": None, "seq_len": None}]
+
+
+@pytest.mark.parametrize(
+    ("keep", "message"),
+    [
+        ("{lst: 3}", "unknown key train.checkpoint.keep.lst = 3"),
+        ("{last: 0}", r"train\.checkpoint\.keep\.last = 0 is not allowed"),
+        ("{every: 10min}", "keep.every = 10min: '10min' has the unit 'min'"),
+        ("0", r"allowed: a whole number at least 1, or a section with the keys last, every, blessed, blessed_after"),
+    ],
+)
+def test_a_number_or_a_section_that_is_wrong_is_named_by_its_key(keep: str, message: str) -> None:
+    with pytest.raises(UserError, match=message) as caught:
+        config(f"train.checkpoint.keep={keep}")
+    assert "problems" not in str(caught.value), "it is one problem, whichever of the two was meant"
+
+
+def test_another_number_or_section_of_checkpoints_to_keep_is_placement() -> None:
+    number = config("train.checkpoint.keep=3")
+    section = config("train.checkpoint.keep.every=1e6tok")
+    assert (number.train.checkpoint.keep_section.last, number.train.checkpoint.keep_section.blessed) == (3, 0)
+    assert section.train.checkpoint.keep_section.blessed == 1
+    assert not difference(number, section)
+    assert placement_difference(number, section)
+    assert config("train.checkpoint={keep: 2}", "train.checkpoint.keep.last=4").train.checkpoint.keep_section.last == 4

@@ -27,7 +27,7 @@ from smalti.distributed.checkpoint.staging import HostCopy
 from smalti.distributed.group.world import first_failure, gather, rank
 from smalti.track.checkpoints import manifest
 from smalti.track.checkpoints.names import folder_name
-from smalti.track.checkpoints.retention import prune
+from smalti.track.checkpoints.retention import Keep, prune
 
 WRITE_TIMEOUT = timedelta(hours=2)
 """How long a rank's thread waits for the slowest writer; a dead rank ends the attempt long before."""
@@ -67,11 +67,13 @@ class Saver:
         """Return whether this rank's part of a save is not finished."""
         return self._thread is not None and self._thread.is_alive()
 
-    def start(self, step: int, tensors: Mapping[str, Tensor], train_state: Mapping[str, Any], *, keep: int) -> None:
+    def start(
+        self, step: int, tensors: Mapping[str, Tensor], train_state: Mapping[str, Any], *, keep: Keep | int
+    ) -> None:
         """Begin to save ``step``; the save before must have been collected by ``result``.
 
         tensors: name -> this rank's part (DTensor) or a tensor that all ranks hold; they must not change before
-        ``wait_copied`` has returned. When the checkpoint is complete, all but the newest ``keep`` are deleted.
+        ``wait_copied`` has returned. keep: which checkpoints are not deleted when it is complete (``retention.prune``).
         """
         assert self._save is None
         began_s = clock.now_s()
@@ -109,7 +111,7 @@ class Saver:
             self._copy, self._key = HostCopy(shard, self._device), key
         return self._copy
 
-    def _run(self, save: Save, copy: HostCopy, train_state: dict[str, Any], keep: int, began_s: float) -> None:
+    def _run(self, save: Save, copy: HostCopy, train_state: dict[str, Any], keep: Keep | int, began_s: float) -> None:
         try:
             save.failure = self._write(Path(save.path), copy, train_state)
             if save.failure is None and rank() == 0:
@@ -142,7 +144,9 @@ class Saver:
         return first_failure(failure, self._group)
 
 
-def save(folder: str | Path, step: int, tensors: dict[str, Tensor], train_state: dict[str, Any], *, keep: int) -> str:
+def save(
+    folder: str | Path, step: int, tensors: dict[str, Tensor], train_state: dict[str, Any], *, keep: Keep | int
+) -> str:
     """Save one checkpoint, wait for it, and return its path. Raises RetryableError on every rank where any failed."""
     saver = Saver(folder, next((tensor.device for tensor in tensors.values()), None))
     saver.start(step, tensors, train_state, keep=keep)

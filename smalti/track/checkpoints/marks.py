@@ -1,0 +1,39 @@
+"""Marks of a checkpoint: small files in its folder, which its manifest does not list. Each holds the time it was made.
+
+A mark belongs to this copy of the checkpoint: it moves with a rejected one, and is gone when the step is saved again.
+"""
+
+from pathlib import Path
+
+from smalti.base import store
+from smalti.base.clock import utc_text
+
+BLESSED = "BLESSED"
+"""The run stayed healthy for ``train.checkpoint.keep.blessed_after`` beyond it."""
+PROTECTED = "PROTECTED"
+"""The user protected it: it is never deleted."""
+VERIFIED = "VERIFIED"
+"""Every file matched its digest (``smalti runs checkpoints verify``)."""
+
+
+def mark(path: str | Path, name: str) -> None:
+    """Mark the checkpoint at ``path``, with the present time."""
+    store.write_text(Path(path) / name, utc_text() + "\n")
+
+
+def unmark(path: str | Path, name: str) -> None:
+    """Remove a mark, if there is one."""
+    (Path(path) / name).unlink(missing_ok=True)
+
+
+def marked_at(path: str | Path, name: str) -> str | None:
+    """Return when the checkpoint at ``path`` was marked; None where it is not."""
+    try:
+        return (Path(path) / name).read_text(encoding="utf-8", errors="replace").strip()
+    except FileNotFoundError:
+        return None
+
+
+def is_marked(path: str | Path, name: str) -> bool:
+    """Return whether the checkpoint at ``path`` has this mark."""
+    return marked_at(path, name) is not None
