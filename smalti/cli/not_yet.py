@@ -22,7 +22,6 @@ NOT_YET = {
     "runs compare": "smalti runs diff RUN RUN compares two runs",
     "runs sweep": "smalti train RECIPE.yaml name=NAME a.b=value, once for each value; smalti runs diff compares",
     "runs branch": "smalti train RECIPE.yaml a.b=value --fork changes a run from its newest checkpoint on",
-    "runs checkpoints": "smalti runs show RUN lists them",
 }
 """``VERB`` or ``VERB COMMAND`` -> what to use instead; None: there is no alternative."""
 

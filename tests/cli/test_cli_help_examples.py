@@ -16,6 +16,7 @@ from smalti.cli.main import run as smalti
 NOT_RUN = {
     "smalti demo --minutes 1": "takes minutes; tests/cli/test_cli_demo.py and CI run it",
     "smalti runs send runs/demo 'track.sinks=[mlflow]'": "needs a server; tests/track/test_track_mlflow.py starts one",
+    "smalti runs checkpoints rm runs/demo 150 300 --dry-run": "the tiny run has one; test_cli_runs_checkpoints.py",
     "smalti serve runs/demo --port 8000": "does not end; tests/serve start it",
     "smalti eval data llm-foundry/scripts/eval/local_data --check": "needs Gauntlet files; test_evals_gauntlet.py",
     "smalti tune compare instruct --ways prompt,lora,full 'tune.examples.files=[answers.jsonl]'": "tests/cli/tune do",

@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from smalti.cli.options import Json, Run
+from smalti.cli.runs import checkpoints
 
 app = typer.Typer(
     add_completion=False,
@@ -14,6 +15,8 @@ app = typer.Typer(
     no_args_is_help=True,
     help="List, show, compare and report the runs on this machine.",
 )
+
+app.add_typer(checkpoints.app, name="checkpoints")
 
 _Runs = Annotated[list[str], typer.Argument(metavar="RUN", help="Run folders, or their names in runs/.")]
 

@@ -6,11 +6,12 @@ from typing import Any
 from smalti.base.errors import UserError
 from smalti.base.units import format_bytes, format_count, format_frac, format_seconds
 from smalti.cli.plan.devices import device_of_run
+from smalti.cli.runs.checkpoint_table import checkpoint_table
 from smalti.cli.tables import pairs, table
 from smalti.config.run import RunConfig
 from smalti.cost.params import count
 from smalti.plan.verify import verify
-from smalti.track.checkpoints.names import complete
+from smalti.track.checkpoints.facts import checkpoints
 from smalti.track.listing import best_eval
 from smalti.track.report.continued import COLUMNS, continued
 from smalti.track.report.read import RunRecord, get, read_run
@@ -59,7 +60,7 @@ def about(folder: Path, *, n_events: int) -> dict[str, Any]:
         "evals": {each.suite: {"time": each.time, "tasks": each.tasks} for each in run.evals},
         "events": list(run.events[-n_events:]) if n_events else [],
         "bytes": sizes_bytes(folder),
-        "checkpoints": sorted(complete(folder / "checkpoints")),
+        "checkpoints": [each.to_json() for each in checkpoints(folder, run.events)],
         "plan": plan,
         "notes": [*([note] if note else []), *(each.words() for each in worse_in_stages(run))],
     }
@@ -75,6 +76,7 @@ def about_text(facts: dict[str, Any]) -> str:
         *(_suite_text(suite, suite_facts) for suite, suite_facts in facts["evals"].items()),
         _plan_text(facts["plan"]),
         _events_text(facts["events"]),
+        checkpoint_table(facts["checkpoints"], compact=True) if facts["checkpoints"] else "",
         _sizes_text(facts),
         *(f"note: {note}" for note in facts["notes"]),
     ]
@@ -264,8 +266,7 @@ def _events_text(events: list[dict[str, Any]]) -> str:
 def _sizes_text(facts: dict[str, Any]) -> str:
     sizes = {name: n_bytes for name, n_bytes in facts["bytes"].items() if n_bytes}
     parts = ", ".join(f"{name} {format_bytes(n_bytes)}" for name, n_bytes in sizes.items())
-    checkpoints = f"\ncheckpoints: {', '.join(facts['checkpoints'])}" if facts["checkpoints"] else ""
-    return f"on disk: {format_bytes(sum(sizes.values()))} ({parts}){checkpoints}" if sizes else ""
+    return f"on disk: {format_bytes(sum(sizes.values()))} ({parts})" if sizes else ""
 
 
 def with_unit(name: str, value: float) -> str:

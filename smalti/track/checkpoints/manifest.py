@@ -41,14 +41,15 @@ def read_state(path: str | Path) -> dict[str, Any]:
     return state
 
 
-def fault(path: str | Path) -> str | None:
+def fault(path: str | Path, read: Callable[[int], None] = lambda _: None) -> str | None:
     """Return why the checkpoint at ``path`` is damaged, or None where every file matches its digest.
 
-    DataError for a format of another version; RetryableError where a file exists and cannot be read (permission, I/O).
+    read: called with the bytes of each file that matches. DataError for a format of another version; RetryableError
+    where a file exists and cannot be read (permission, I/O).
     """
     root = Path(path)
     entries, reason = listed(root)
-    return reason or first_mismatch(root, entries) or misnamed(root)
+    return reason or first_mismatch(root, entries, read) or misnamed(root)
 
 
 def listed(root: Path) -> tuple[list[Entry], str | None]:
@@ -72,11 +73,16 @@ def listed(root: Path) -> tuple[list[Entry], str | None]:
     return listed or ([], reason)
 
 
-def first_mismatch(root: Path, entries: list[Entry]) -> str | None:
-    """Return why the first of these files that is damaged is so, or None."""
+def first_mismatch(root: Path, entries: list[Entry], read: Callable[[int], None] = lambda _: None) -> str | None:
+    """Return why the first of these files that is damaged is so, or None. read: called with the bytes of each file."""
 
     def look() -> str | None:
-        return next(filter(None, (_mismatch(root, entry) for entry in entries)), None)
+        for entry in entries:
+            mismatch = _mismatch(root, entry)
+            if mismatch is not None:
+                return mismatch
+            read(entry["bytes"])
+        return None
 
     mismatch, reason = _guarded(root, look)
     return mismatch or reason

@@ -1,0 +1,91 @@
+"""Copies a checkpoint to another folder: every file is compared with its digest, ``COMPLETE`` is written last.
+
+The copy is written below ``.step-NNNNNNNN.copy`` and renamed at the end. A copy that was interrupted continues: files
+that are there and match their digests are not written again.
+"""
+
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+from smalti.base import store
+from smalti.base.disk import writing
+from smalti.base.errors import DataError, UserError
+from smalti.track.checkpoints import manifest
+
+_CHUNK_BYTES = 1 << 22
+
+Read = Callable[[int], None]
+"""Called with the bytes of each file that is copied."""
+
+
+def copy_to(checkpoint: Path, target: str, read: Read = lambda _: None) -> str:
+    """Copy a checkpoint into ``target``, under its own name; returns the path of the copy.
+
+    The one place that decides how a target is written. Raises UserError for a target that is no local folder.
+    """
+    if not store.is_local(target):
+        raise UserError(
+            f"a checkpoint cannot be copied to {target}",
+            allowed="a folder of this machine, also of a mounted disk",
+            hint="copy it to a folder, and that with the tool of the object store",
+        )
+    return str(copy_to_folder(checkpoint, Path(target), read))
+
+
+def copy_to_folder(checkpoint: Path, target: Path, read: Read = lambda _: None) -> Path:
+    """Copy a checkpoint into a folder, which is created, and return the path of the copy.
+
+    A complete copy that verifies is left as it is. Raises DataError where the checkpoint is damaged or the folder has
+    another checkpoint of this name, RetryableError where its disk is full.
+    """
+    entries, reason = manifest.listed(checkpoint)
+    if reason is not None:
+        raise _damaged(checkpoint, reason)
+    final = target / checkpoint.name
+    if final.exists():
+        _require_same(checkpoint, final, read)
+        return final
+    temporary = target / f".{checkpoint.name}.copy"
+    with writing(target):
+        for entry in entries:
+            _copy(checkpoint, temporary, entry)
+            read(entry["bytes"])
+        for name in ("manifest.json", "COMPLETE"):
+            store.write_text(temporary / name, store.read_text(checkpoint / name))
+        os.replace(temporary, final)
+    return final
+
+
+def _require_same(checkpoint: Path, final: Path, read: Read) -> None:
+    """Raise DataError unless ``final`` is a whole copy of ``checkpoint``."""
+    same = (final / "COMPLETE").is_file() and store.read_text(final / "COMPLETE") == store.read_text(
+        checkpoint / "COMPLETE"
+    )
+    reason = manifest.fault(final, read) if same else "it is another checkpoint, or not complete"
+    if reason is not None:
+        raise DataError(
+            f"{final} exists and is not this checkpoint: {reason}",
+            hint="name another folder, or delete that one first",
+        )
+
+
+def _copy(root: Path, target: Path, entry: manifest.Entry) -> None:
+    """Copy a file whole or not at all, unless it is there already. Raises DataError where it is damaged."""
+    if manifest.first_mismatch(target, [entry]) is None:
+        return
+    try:
+        with open(root / entry["name"], "rb") as file, store.open_write(target / entry["name"]) as output:
+            shutil.copyfileobj(file, output, _CHUNK_BYTES)
+    except FileNotFoundError as error:
+        raise _damaged(root, f"{entry['name']} is missing") from error
+    reason = manifest.first_mismatch(target, [entry])
+    if reason is not None:
+        raise _damaged(root, reason)
+
+
+def _damaged(path: Path, reason: str) -> DataError:
+    return DataError(
+        f"{path} cannot be copied: {reason}", hint="'smalti runs checkpoints verify RUN' finds one that can be used"
+    )

@@ -1,0 +1,76 @@
+"""``smalti runs checkpoints``: the list, verification, protection, deletion, copies, and exit codes."""
+
+import json
+from pathlib import Path
+
+import pytest
+from cli_in_process import run_cli
+from synthetic_checkpoint import steps_in, write_checkpoint
+from synthetic_run import write_run
+
+
+@pytest.fixture
+def work(tmp_path: Path) -> Path:
+    """``runs/demo`` with checkpoints of steps 150, 300 and 450."""
+    write_run(tmp_path / "runs/demo")
+    for step in (150, 300, 450):
+        write_checkpoint(tmp_path / "runs/demo/checkpoints", step)
+    return tmp_path
+
+
+def folder(work: Path) -> Path:
+    return work / "runs/demo/checkpoints"
+
+
+def test_the_list_is_the_default_command(work: Path) -> None:
+    done = run_cli(work, "runs", "checkpoints", "demo")
+    assert done.returncode == 0, done.stderr
+    head, first, *_, last = done.stdout.splitlines()
+    assert " ".join(head.split()) == "checkpoint saved (UTC) tokens size blocked verified (UTC) parent kept as"
+    assert " ".join(first.split()) == "150 2026-03-01 12:01:16 1.2k 136 B 310ms 2026-03-01 12:02:31 -"
+    assert last.split()[-1] == "newest"
+    rows = json.loads(run_cli(work, "runs", "checkpoints", "--json", "runs/demo").stdout)
+    assert [row["step"] for row in rows] == [150, 300, 450]
+    assert rows[0]["block_s"] == 0.31
+    assert json.loads(run_cli(work, "runs", "show", "demo", "--json").stdout)["checkpoints"] == rows
+    assert "450                    -    3.6k  136 B  newest" in run_cli(work, "runs", "show", "demo").stdout
+    assert run_cli(work, "runs", "checkpoints", "nothing").returncode == 2
+
+
+def test_damage_is_exit_code_3(work: Path) -> None:
+    done = run_cli(work, "runs", "checkpoints", "verify", "demo")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("every file matches its digest") == 3
+    (folder(work) / "step-00000300/shards/__0_0.distcp").write_bytes(b"x")
+    done = run_cli(work, "runs", "checkpoints", "verify", "demo", "--json")
+    assert done.returncode == 3
+    assert "1 of 3 checkpoints are damaged: step-00000300" in done.stderr
+    assert [each["fault"] is None for each in json.loads(done.stdout)] == [True, False, True]
+    assert run_cli(work, "runs", "checkpoints", "verify", "demo", "newest").returncode == 0
+
+
+def test_protection_and_deletion(work: Path) -> None:
+    def rm(*arguments: str) -> tuple[int, str]:
+        done = run_cli(work, "runs", "checkpoints", "rm", "demo", *arguments)
+        return done.returncode, done.stdout + done.stderr
+
+    assert run_cli(work, "runs", "checkpoints", "keep", "demo", "150").returncode == 0
+    assert "is kept as protected" in rm("150", "--yes")[1]
+    code, text = rm("300", "--dry-run")
+    assert (code, text.partition(" (")[0]) == (0, "would delete step-00000300 of runs/demo")
+    code, text = rm("300")
+    assert code == 2, "no terminal to ask at"
+    assert "--yes deletes" in text
+    assert rm("450", "--yes")[0] == 2
+    assert steps_in(folder(work)) == [150, 300, 450]
+    assert run_cli(work, "runs", "checkpoints", "keep", "demo", "150", "--off").returncode == 0
+    assert rm("150", "300", "--yes")[0] == 0
+    assert steps_in(folder(work)) == [450]
+    assert rm("newest", "--yes", "--force")[0] == 0
+    assert run_cli(work, "runs", "checkpoints", "demo").stdout == "no checkpoint in runs/demo/checkpoints\n"
+
+
+def test_a_copy_is_printed(work: Path) -> None:
+    done = run_cli(work, "runs", "checkpoints", "copy", "demo", "newest", "copies")
+    assert (done.returncode, done.stdout) == (0, "copies/step-00000450\n"), done.stderr
+    assert "copy of 450: copies/step-00000450" in run_cli(work, "runs", "checkpoints", "demo").stdout
