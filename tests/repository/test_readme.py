@@ -49,6 +49,8 @@ def parse(words: list[str]) -> None:
         is_group = hasattr(command, "list_commands")
         if rest == ["--help"]:
             return
+        if hasattr(command, "with_command"):
+            rest = command.with_command(rest)
         context = command.make_context(name, rest[:1] if is_group else list(rest), parent=parent)
         if not is_group:
             return

@@ -12,8 +12,10 @@ from synthetic_run import write_lines
 from test_track_run import open_run
 
 from smalti.base.errors import DataError, RetryableError, UserError
+from smalti.base.objects import Requests
 from smalti.track import checkpoint_commands as commands
 from smalti.track.checkpoints import manifest
+from smalti.track.checkpoints.copies import Copies
 from smalti.track.checkpoints.copying import copy_to
 from smalti.track.checkpoints.facts import checkpoints
 from smalti.track.checkpoints.marks import BLESSED, PROTECTED, mark
@@ -169,6 +171,16 @@ def test_damage_is_not_copied_and_another_checkpoint_not_replaced(run: RunFolder
     (run.checkpoint(20) / "COMPLETE").write_text("0")
     with pytest.raises(DataError, match="does not match its digest in COMPLETE"):
         copy_to(run.checkpoint(20), str(tmp_path / "copies"))
-    with pytest.raises(UserError, match="cannot be copied to s3://"):
-        copy_to(run.checkpoint(40), "s3://bucket/x")
     assert steps_in(tmp_path / "copies") == []
+
+
+def test_a_copy_in_a_store_has_the_config_of_the_run(run: RunFolder, tmp_path: Path) -> None:
+    url = f"memory://{tmp_path.name}/a"
+    place = commands.copy(run.path, run.checkpoint(40), url, silent)
+    assert place == f"{url}/step-00000040"
+    assert checkpoints(run.path)[-1].locations == (str(run.checkpoint(40)), place)
+    configs: list[str | None] = []
+    fetched = Copies(url, Requests()).newest(tmp_path / "fetched", check=configs.append)
+    assert configs == [(run.path / "config.yaml").read_text()]
+    assert fetched is not None
+    assert manifest.fault(fetched) is None

@@ -232,7 +232,8 @@ def test_full_disk_leaves_the_checkpoint_before(tmp_path: Path) -> None:
     try:
         recipe, _ = _recipe(tmp_path, duration="400step")
         folder = disk / "run"
-        agent = _start(recipe, f"folder={folder}", "train.checkpoint.every=20step", "train.log_every=10step")
+        cadence = ("train.checkpoint.every=20step", "train.log_every=10step")
+        agent = _start(recipe, f"folder={folder}", *cadence, "train.checkpoint.keep=1")  # no other could make room
         _wait(lambda: (folder / "checkpoints" / "latest").exists())
         free = shutil.disk_usage(disk).free
         (disk / "filler").write_bytes(b"\0" * max(0, free - 150_000))

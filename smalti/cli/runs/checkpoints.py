@@ -13,9 +13,11 @@ class _ListsByDefault(TyperGroup):
     """A group whose command is ``ls`` where none is named: ``smalti runs checkpoints RUN``."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        if args and args[0] not in (*self.commands, "--help"):
-            args = ["ls", *args]
-        return super().parse_args(ctx, args)
+        return super().parse_args(ctx, self.with_command(args))
+
+    def with_command(self, args: list[str]) -> list[str]:
+        """Return the arguments with a command at their begin."""
+        return ["ls", *args] if args and args[0] not in (*self.commands, "--help") else args
 
 
 app = typer.Typer(
@@ -133,9 +135,9 @@ def rm(
 def copy(
     run: Run,
     step: _Step,
-    target: Annotated[str, typer.Argument(metavar="TARGET", help="The folder for the copy; it is created.")],
+    target: Annotated[str, typer.Argument(metavar="TARGET", help="A folder, or a URL of an object store.")],
 ) -> None:
-    """Copy a checkpoint into a folder, verified; repeat the command to continue a copy that was interrupted."""
+    """Copy a checkpoint to a folder or a store, verified. Repeat the command to continue an interrupted copy."""
     from smalti.cli.progress import ProgressLine
     from smalti.track import checkpoint_commands as commands
     from smalti.track.run import RunFolder

@@ -1,7 +1,8 @@
-"""Copies a checkpoint to another folder: every file is compared with its digest, ``COMPLETE`` is written last.
+"""Copies a checkpoint to another place, once and by command; ``background.py`` does so during training.
 
-The copy is written below ``.step-NNNNNNNN.copy`` and renamed at the end. A copy that was interrupted continues: files
-that are there and match their digests are not written again.
+In a folder, every file is compared with its digest, and ``COMPLETE`` is written last. The copy is written below
+``.step-NNNNNNNN.copy`` and renamed at the end. A copy that was interrupted continues: files that are there and match
+their digests are not written again.
 """
 
 import os
@@ -11,8 +12,10 @@ from pathlib import Path
 
 from smalti.base import store
 from smalti.base.disk import writing
-from smalti.base.errors import DataError, UserError
+from smalti.base.errors import DataError
+from smalti.base.objects import Requests
 from smalti.track.checkpoints import manifest
+from smalti.track.checkpoints.copies import Copies
 
 _CHUNK_BYTES = 1 << 22
 
@@ -21,17 +24,15 @@ Read = Callable[[int], None]
 
 
 def copy_to(checkpoint: Path, target: str, read: Read = lambda _: None) -> str:
-    """Copy a checkpoint into ``target``, under its own name; returns the path of the copy.
+    """Copy a checkpoint into ``target``, under its own name; returns the place of the copy.
 
-    The one place that decides how a target is written. Raises UserError for a target that is no local folder.
+    In an object store it has the form of ``copies.py``, with the ``config.yaml`` of its run; ``read`` is not called.
     """
-    if not store.is_local(target):
-        raise UserError(
-            f"a checkpoint cannot be copied to {target}",
-            allowed="a folder of this machine, also of a mounted disk",
-            hint="copy it to a folder, and that with the tool of the object store",
-        )
-    return str(copy_to_folder(checkpoint, Path(target), read))
+    if store.is_local(target):
+        return str(copy_to_folder(checkpoint, Path(target), read))
+    config = checkpoint.parent.parent / "config.yaml"
+    text = config.read_text(encoding="utf-8") if config.is_file() else None
+    return Copies(target, Requests()).upload(checkpoint, config=text).url
 
 
 def copy_to_folder(checkpoint: Path, target: Path, read: Read = lambda _: None) -> Path:
