@@ -1,10 +1,14 @@
 """Faults of a store and of copies of checkpoints: reported by name, never taken for a store without checkpoints."""
 
+import json
 import subprocess
 import sys
+import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -186,6 +190,57 @@ def test_credentials_that_expire_during_a_save_are_renewed(
     assert set(answered) == {"OLD", "NEW"}
     assert answered["OLD"] >= 12
     assert digests(copies.fetch(1, tmp_path / "other")) == digests(path)
+
+
+class Role(BaseHTTPRequestHandler):
+    """The metadata service of a machine with a role; each answer has the next key, which expires within a minute."""
+
+    given = 0
+
+    def do_PUT(self) -> None:
+        """A session token."""
+        self.answer(b"session")
+
+    def do_GET(self) -> None:
+        """The name of the role, or its keys."""
+        if self.path.endswith("/security-credentials/"):
+            self.answer(b"role")
+            return
+        Role.given += 1
+        expires = (datetime.now(UTC) + timedelta(seconds=50)).strftime("%Y-%m-%dT%H:%M:%SZ")
+        keys = {"AccessKeyId": f"KEY{Role.given}", "SecretAccessKey": "x", "Token": "t", "Expiration": expires}
+        self.answer(json.dumps({**keys, "LastUpdated": expires, "Code": "Success", "Type": "AWS-HMAC"}).encode())
+
+    def answer(self, body: bytes) -> None:
+        """Send a body."""
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: object) -> None:
+        """Nothing."""
+
+
+def test_keys_of_a_machine_with_a_role_are_renewed_before_they_expire(
+    tmp_path: Path, s3: Bucket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By obstore; a key that is older than the one before the newest is rejected here."""
+    monkeypatch.delenv("AWS_ACCESS_KEY_ID")
+    monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
+    with ThreadingHTTPServer(("127.0.0.1", 0), Role) as metadata:
+        thread = threading.Thread(target=metadata.serve_forever)
+        thread.start()
+        monkeypatch.setenv("AWS_METADATA_ENDPOINT", f"http://127.0.0.1:{metadata.server_port}")
+        newest = lambda: (f"KEY{Role.given}", f"KEY{Role.given - 1}")  # noqa: E731
+        s3.proxy.refuse = lambda head, key: None if key in newest() else (400, "ExpiredToken")
+        s3.proxy.faults.latency_s = 0.05
+        path = checkpoint(tmp_path / "run", 1)
+        opened(s3.url).upload(path)
+        metadata.shutdown()
+        thread.join()
+    assert Role.given >= 3
+    assert any(key.endswith("/COMPLETE") for key in s3.objects())
 
 
 def test_a_credentials_file_that_cannot_be_used_is_named(
