@@ -8,8 +8,9 @@ from typing import Any
 from smalti.base.errors import DataError
 from smalti.config.hardware import Hardware
 from smalti.config.run import RunConfig
+from smalti.cost import checkpoint as cost
 from smalti.cost.flops import mfu
-from smalti.plan.run_plan import plan_run
+from smalti.plan.run_plan import RunPlan, plan_run
 
 WARMUP_FRAC = 0.1
 """Share of the first logged steps that is left out of the medians."""
@@ -40,12 +41,15 @@ def verify(
     peak_flops_per_s: float | None,
     tokens_per_s: Sequence[float],
     tokens_learned: float | None = None,
+    checkpoint_bytes: float | None = None,
+    checkpoint_blocked_s: float | None = None,
 ) -> list[Comparison]:
     """Compare ``config``'s plan with what its run logged.
 
     ``machine``: a rank's device; None: no times are predicted. ``peak_flops_per_s``: the peak of all ranks that the run
     recorded (published on CUDA, measured on CPU), on which both MFUs are based. ``tokens_per_s``: throughput of the
-    logged steps, in order; medians leave the first tenth out. Raises DataError without a logged step.
+    logged steps, in order; medians leave the first tenth out. ``checkpoint_bytes``, ``checkpoint_blocked_s``: of the
+    last save. Raises DataError without a logged step.
     """
     if not tokens_per_s:
         raise DataError("the run has not logged its throughput yet", hint="let it run for a few steps")
@@ -64,4 +68,12 @@ def verify(
         Comparison("mfu_frac", utilisation(plan.tokens_per_s), utilisation(measured)),
         Comparison("train_s", plan.total_s, plan.tokens / measured if measured > 0 else None),
         Comparison("tokens", float(plan.tokens), tokens_learned),
+        Comparison("checkpoint_bytes", float(cost.checkpoint_bytes(config)), checkpoint_bytes),
+        Comparison("checkpoint_blocked_s", _blocked_s(config, machine, plan), checkpoint_blocked_s),
     ]
+
+
+def _blocked_s(config: RunConfig, machine: Hardware | None, plan: RunPlan) -> float | None:
+    if machine is None or plan.step is None:
+        return None
+    return cost.blocked_s(config, machine, plan.step, on_gpu=machine.host_bytes_per_s is not None)

@@ -10,6 +10,7 @@ from synthetic_machine import machine
 
 from smalti.base.errors import DataError, UserError
 from smalti.config.hardware import hardware
+from smalti.cost.params import count
 from smalti.cost.step_time.step import step_time
 from smalti.plan.run_plan import plan_run, steps_by_kind
 from smalti.plan.verify import Comparison, verify
@@ -88,11 +89,21 @@ def test_verify_compares_medians_after_the_start() -> None:
     assert verified(tokens_per_s=[speed], peak_flops_per_s=None)["mfu_frac"].predicted is None
 
 
+def test_verify_compares_checkpoints() -> None:
+    config = example_config()
+    found = verified(tokens_per_s=[10.0], checkpoint_bytes=20e6, checkpoint_blocked_s=0.01)
+    assert found["checkpoint_bytes"].predicted == 3 * 4 * count(config.model).total
+    assert found["checkpoint_bytes"].measured == 20e6
+    assert found["checkpoint_blocked_s"].predicted == 0, "the copy of 20 MB is hidden behind the passes"
+    slow = machine().model_copy(update={"memory_bytes_per_s": 1e6})
+    assert (verified(tokens_per_s=[10.0], machine=slow)["checkpoint_blocked_s"].predicted or 0) > 0
+
+
 def test_verify_without_a_device_predicts_no_time() -> None:
     found = verified(machine=None, tokens_per_s=[10.0])
-    assert {name: one.predicted for name, one in found.items() if name != "tokens"} == dict.fromkeys(
-        ("step_s", "tokens_per_s", "mfu_frac", "train_s")
-    )
+    assert {
+        name: one.predicted for name, one in found.items() if name not in ("tokens", "checkpoint_bytes")
+    } == dict.fromkeys(("step_s", "tokens_per_s", "mfu_frac", "train_s", "checkpoint_blocked_s"))
 
 
 def test_verify_a_run_that_logged_nothing() -> None:

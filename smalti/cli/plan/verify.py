@@ -19,7 +19,7 @@ def verify(
     measure: Measure = False,
     as_json: Json = False,
 ) -> None:
-    """Compare the plan with what the run measured: step time, tokens/s, MFU, time.
+    """Compare the plan with what the run measured: step time, tokens/s, MFU, time, checkpoints.
 
     Predicts for the GPU that the run recorded, unless another device is given. For a run on a CPU give a file of
     'smalti plan hardware this-machine --save', or --measure on that machine. MFU uses the peak that the run recorded.
@@ -45,6 +45,8 @@ def verify(
         peak_flops_per_s=record.of_events("peak_flops_per_s"),
         tokens_per_s=[value for value in record.series("throughput/tokens_per_sec")[1] if value == value],
         tokens_learned=record.last("time/token"),
+        checkpoint_bytes=record.last("ckpt/bytes"),
+        checkpoint_blocked_s=record.last("ckpt/block_s"),
     )
     if as_json:
         print_json({"name": config.name, "comparisons": [comparison.to_json() for comparison in comparisons]})

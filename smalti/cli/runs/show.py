@@ -139,6 +139,8 @@ def _plan(run: RunRecord) -> tuple[list[dict[str, Any]], str | None]:
         peak_flops_per_s=run.of_events("peak_flops_per_s"),
         tokens_per_s=speeds,
         tokens_learned=run.last("time/token"),
+        checkpoint_bytes=run.last("ckpt/bytes"),
+        checkpoint_blocked_s=run.last("ckpt/block_s"),
     )
     return [comparison.to_json() for comparison in comparisons if comparison.ratio is not None], None
 
