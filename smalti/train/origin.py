@@ -69,7 +69,7 @@ def check(config: RunConfig, origins: Mapping[str, str] | None = None) -> list[s
     if config.init_from is None:
         return []
     learned = model_of(config.init_from)
-    _check_is_whole(config.init_from)
+    require_whole(config.init_from)
     stated = _stated(config.model, origins)
     if config.model.vocab_size > learned.vocab_size and vocabulary_line(config) is not None:
         stated.add("vocab_size")
@@ -89,6 +89,13 @@ def run_of(path: Path) -> Path | None:
     """Return the run folder that a path is, or that the checkpoint is in; else None."""
     of_checkpoint = path.absolute().parent.parent if (path / "train_state.json").is_file() else path
     return of_checkpoint if (of_checkpoint / "config.yaml").is_file() else None
+
+
+def require_whole(source: str) -> None:
+    """Raise DataError for a run, or a checkpoint of one, that trained adapters. Reads no weights."""
+    run = None if (Path(source) / "config.json").is_file() else run_of(Path(source))
+    if run is not None and parse((run / "config.yaml").read_text(encoding="utf-8"), "").value.get("adapter"):
+        raise holds_adapters(source)
 
 
 def holds_adapters(source: str) -> DataError:
@@ -111,12 +118,6 @@ def _stated(model: ModelConfig, origins: Mapping[str, str] | None) -> set[str]:
     keys = {key.split(".")[1] for key, origin in origins.items()
             if key.startswith("model.") and not origin.startswith(_UNSTATED)}  # fmt: skip
     return set(context.OF_CONTEXT) & keys
-
-
-def _check_is_whole(source: str) -> None:
-    run = None if (Path(source) / "config.json").is_file() else run_of(Path(source))
-    if run is not None and parse((run / "config.yaml").read_text(encoding="utf-8"), "").value.get("adapter"):
-        raise holds_adapters(source)
 
 
 def _check_model(wanted: ModelConfig, learned: ModelConfig, source: str, stated: set[str]) -> list[str]:

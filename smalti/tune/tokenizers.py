@@ -2,7 +2,7 @@
 
 from smalti.base.errors import UserError
 from smalti.config.tune import TuneConfig
-from smalti.train.origin import difference, entries_of, model_of, tokenizer_of
+from smalti.train.origin import difference, entries_of, model_of, require_whole, tokenizer_of
 
 
 def check(tune: TuneConfig, tokenizer: str, origin: str) -> None:
@@ -20,6 +20,7 @@ def check(tune: TuneConfig, tokenizer: str, origin: str) -> None:
     if tune.distill is not None:
         teacher = tune.distill.teacher
         model_of(teacher)
+        require_whole(teacher)
         hint = f"tune.distill.teacher=FOLDER of a model with the tokenizer in {tokenizer}"
         _require(tokenizer, teacher, f"the teacher, tune.distill.teacher={teacher},", hint, may_have_fewer=False)
 

@@ -48,12 +48,15 @@ KINDS: dict[str, tuple[str, str, dict[str, Any]]] = {
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model, another tokenizer, a model with it, and a file with one row of each form."""
+    """A model, another tokenizer, a model with it, a run of adapters, and a file with one row of each form."""
     root = tmp_path_factory.mktemp("bad")
     export(tiny_run(root, context=384), output=root / "model")
     shutil.copytree(root / "model", root / "other")
     Tokenizer(train_bpe([text[::-1] for text in TEXTS], 300), "<|endoftext|>").save(root / "other")
     tiny_tokenizer().extended(["Straßenbahn und Straßenlaterne. "] * 2, 10).save(root / "larger")
+    (root / "adapters").mkdir()
+    config = (root / "runs/tiny/config.yaml").read_text()
+    (root / "adapters/config.yaml").write_text(config.replace("adapter: null", "adapter: {rank: 2, alpha: 4}"))
     for name, row in FILES.items():
         (root / f"{name}.jsonl").write_text(json.dumps(row) + "\n")
     return root
@@ -110,6 +113,7 @@ PROBLEMS: list[tuple[str, dict[str, str], str, str]] = [
     ("distill", {"tune.distill.teacher": "{root}/other"}, "the teacher.* another tokenizer", "tune.distill.teacher="),
     ("distill", LARGER, "the teacher.* entries there and .* here", "tune.distill.teacher="),
     ("distill", {"tune.distill.teacher": "{root}/nowhere"}, "nowhere is none of: a run folder", "runs/NAME"),
+    ("distill", {"tune.distill.teacher": "{root}/adapters"}, "adapters holds adapters", "smalti export RUN --merge"),
 ]  # fmt: skip
 
 

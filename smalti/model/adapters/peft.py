@@ -140,7 +140,11 @@ def load(folder: str | Path, model: ModelConfig) -> Adapter:
     """Read an adapter for a model of this config. DataError for one that does not fit, or of another kind than LoRA."""
     path = Path(folder)
     if not is_adapter_folder(path):
-        raise DataError(f"{path} has no {CONFIG}", allowed="a folder of an adapter in PEFT's format")
+        raise DataError(
+            f"{path} has no {CONFIG}",
+            allowed="a folder of an adapter in PEFT's format",
+            hint=f"its folder {path / 'adapter'} has one" if is_adapter_folder(path / "adapter") else None,
+        )
     raw = read_object(path / CONFIG)
     for key, allowed in _PLAIN.items():
         if raw.get(key, allowed[-1]) not in allowed:

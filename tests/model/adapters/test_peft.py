@@ -1,6 +1,7 @@
 """Adapters in PEFT's format: peft computes the same logits with ours, ours with peft's, and others are refused."""
 
 import json
+import shutil
 import warnings
 from pathlib import Path
 from typing import Any
@@ -158,8 +159,13 @@ def test_adapter_of_another_kind_or_model_is_refused(tmp_path: Path) -> None:
     (tmp_path / "adapter_config.json").write_text(json.dumps(raw | {"use_dora": True}))
     with pytest.raises(DataError, match="use_dora=True"):
         load(tmp_path, config)
-    with pytest.raises(DataError, match=r"no adapter_config.json"):
+    with pytest.raises(DataError, match=r"no adapter_config.json") as raised:
         load(tmp_path / "none", config)
+    assert raised.value.hint is None
+    (tmp_path / "run").mkdir()
+    shutil.copytree(tmp_path, tmp_path / "run/adapter", ignore=shutil.ignore_patterns("run"))
+    with pytest.raises(DataError, match=r"run has no adapter_config.json(.|\n)*hint: its folder .*run/adapter has one"):
+        load(tmp_path / "run", config)
     (tmp_path / "scores").mkdir()
     reward = model_config("reward")
     save(tmp_path / "scores", drawn(reward, ADAPTERS["all"])[1], reward, ADAPTERS["all"], "base")
