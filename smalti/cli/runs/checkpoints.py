@@ -31,7 +31,7 @@ app = typer.Typer(
 _Step = Annotated[str, typer.Argument(metavar="STEP", help="A step, or newest, best or blessed.")]
 
 
-@app.command(epilog="Example: smalti runs checkpoints runs/demo")
+@app.command(epilog="Example: smalti runs checkpoints ls runs/demo")
 def ls(run: Run, as_json: Json = False) -> None:
     """List checkpoints: step, tokens, size, time that the save blocked training, last verification, what keeps them.
 
