@@ -202,10 +202,10 @@ def rank_main(rank: int, folder: str, n_bytes: int, turns: int) -> None:
     training, place = Training(n_bytes), Path(folder)
     savers: dict[str, Any] = {"smalti": Smalti(), "dcp.save": Synchronous(), "dcp.async_save": Asynchronous()}
     paths = {"smalti": place / "smalti" / "step-00000001", **{mode: place / mode for mode in MODES[1:]}}
-    memory = psutil.Process().memory_info().rss
     rows: dict[str, list[dict[str, Any]]] = {mode: [] for mode in MODES}
     for number in range(turns + 1):  # the first one plans and gets its memory
         for mode in MODES if number % 2 else reversed(MODES):
+            memory = psutil.Process().memory_info().rss
             of_rank = turn(training, savers[mode], paths[mode])
             both: list[Any] = [None] * RANKS
             dist.all_gather_object(both, of_rank)

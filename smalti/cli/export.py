@@ -30,8 +30,7 @@ def export(
     output: Annotated[Path | None, typer.Option(help="Folder to write; absent: RUN/export.")] = None,
     dtype: Annotated[Dtype, typer.Option(help="Number format of the weights.")] = Dtype.FP32,
     average: Annotated[
-        str | None,
-        typer.Option(metavar="last:N", help="Write the mean of the weights of this checkpoint and those before it."),
+        str | None, typer.Option(metavar="last:N", help="The mean of the weights of this checkpoint and those before.")
     ] = None,
     merge: Annotated[
         bool, typer.Option("--merge", help="Of a run that trained adapters: the whole model, with them merged.")
@@ -63,15 +62,8 @@ def export(
         need("verify", "smalti export --verify", "transformers")
     _check_name(name, register)
     run_folder, step, checkpoints = _source(run, step)
-    folder = exporter.export(
-        run_folder,
-        step=step,
-        output=output,
-        dtype=dtype.value,
-        merge=merge,
-        checkpoints=checkpoints,
-        average=average,
-    )
+    form: Any = {"dtype": dtype.value, "merge": merge, "average": average}
+    folder = exporter.export(run_folder, step=step, output=output, checkpoints=checkpoints, **form)
     record = store.read_json(store.join(folder, RECORD))
     is_adapter = "base" in record
     if is_adapter:

@@ -35,7 +35,9 @@ class Saving:
         self._blocked_s, self._save_s = FIRST_BLOCKED_S, 0.0
         self._reported_s = 0.0
         """The automatic interval that was last reported."""
-        self._saver = Saver(job.folder.checkpoints, next(job.state.model.parameters()).device)
+        self._report = partial(job.events.write, "checkpoint_deleted")
+        make_room = partial(_make_room, job.folder.checkpoints, self._report)
+        self._saver = Saver(job.folder.checkpoints, next(job.state.model.parameters()).device, make_room)
         job.state.before_update = self._saver.wait_copied
 
     @property
@@ -55,10 +57,7 @@ class Saving:
         self.finish()
         job, began_s = self._job, clock.now_s()
         broadcast_from_rank0(job.folder.require_in_place)
-        report = partial(job.events.write, "checkpoint_deleted")
-        keep = Keep.of(job.config.train.checkpoint.keep_section, job.length, report, extra=extra)
-        if job.is_first:
-            _make_room(job.folder.checkpoints, report)
+        keep = Keep.of(job.config.train.checkpoint.keep_section, job.length, self._report, extra=extra)
         self._saver.start(job.state.step, job.tensors(), checkpoint_metadata(job), keep=keep)
         self.step = job.state.step
         job.recorder.add_non_step_time(clock.now_s() - began_s)

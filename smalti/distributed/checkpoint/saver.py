@@ -49,11 +49,17 @@ class Save:
 
 
 class Saver:
-    """Saves the checkpoints of a run below ``folder``, called by all ranks together."""
+    """Saves the checkpoints of a run below ``folder``, called by all ranks together.
 
-    def __init__(self, folder: str | Path, device: torch.device | None = None) -> None:
+    make_room: called by the thread of rank 0 before it writes.
+    """
+
+    def __init__(
+        self, folder: str | Path, device: torch.device | None = None, make_room: Callable[[], None] = lambda: None
+    ) -> None:
         self._folder = Path(folder)
         self._device = device or torch.device("cpu")
+        self._make_room = make_room
         several = dist.is_initialized() and dist.get_world_size() > 1
         self._group = dist.new_group(backend="gloo", timeout=WRITE_TIMEOUT) if several else None
         self._key: Any = None
@@ -127,7 +133,7 @@ class Saver:
     def _write(self, final: Path, copy: HostCopy, train_state: dict[str, Any]) -> str | None:
         """Write the checkpoint; return why it failed, on every rank."""
         temporary = final.with_name(f".{final.name}.tmp")
-        failure = self._agree(_attempt(lambda: _make_empty(temporary)) if rank() == 0 else None)
+        failure = self._agree(_attempt(lambda: self._begin(temporary)) if rank() == 0 else None)
         entries: list[manifest.Entry] = []
         if failure is None:
             file = temporary / "shards" / shards.file_name(rank())
@@ -139,6 +145,10 @@ class Saver:
         if failure is not None and rank() == 0:
             shutil.rmtree(temporary, ignore_errors=True)
         return failure
+
+    def _begin(self, temporary: Path) -> None:
+        self._make_room()
+        _make_empty(temporary)
 
     def _agree(self, failure: str | None) -> str | None:
         return first_failure(failure, self._group)
