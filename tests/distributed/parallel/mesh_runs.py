@@ -82,13 +82,14 @@ def config_of(root: Path, kind: str, name: str, steps: int, ranks: int = 1, **pa
         "microbatch_tokens": parallel.pop("microbatch_tokens", "auto"),
         "parallel": {"ranks": ranks, "threads": 1, "device": "cpu", **parallel},
     }
+    begin = {"until": "0.5run", "weights": {"made": 1, "more": 1}}
     tree = {
         "name": name,
         "folder": str(root / "runs" / name),
         "model": MODELS[kind],
         "data": {
             "sources": {source: str(root / "tokens" / source) for source in ("made", "more")},
-            "stages": [{"until": "0.5run", "weights": {"made": 1, "more": 1}}, {"weights": {"made": 1, "more": 7}}],
+            "stages": [*([begin] if steps > 1 else []), {"weights": {"made": 1, "more": 7}}],
             "seq_len": SEQ_LEN, "mask_documents": True,
         },
         "train": train,
@@ -122,7 +123,9 @@ def run_on(
     return results[0]._replace(differs=differs)
 
 
-def _train(rank: int, config: RunConfig, steps: int, known: str | None, replay: bool, save_to: Path | None) -> Run:
+def _train(
+    rank: int, config: RunConfig, steps: int, known: str | None, replay: bool, save_to: Path | None = None
+) -> Run:
     job = build(config)
     choices: dict[tuple[int, int], Tensor] = {} if known is None else torch.load(known)
     differs: list[Choice] = []

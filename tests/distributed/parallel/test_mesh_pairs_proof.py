@@ -15,11 +15,10 @@ from typing import Any
 import mesh_runs
 import pytest
 import torch
-import torch.distributed.checkpoint as dcp
+from checkpoint_tensors import stored_tensors
 from conftest import PROVE
 from test_meshes_proof import CLOSE, DENSE_MESHES, MOE_MESHES, _farthest, _name, _ranks
 
-from smalti.distributed.checkpoint.shard_reader import ShardReader
 from smalti.track.checkpoints.names import folder_name
 
 STEPS = 10 if PROVE else 4
@@ -38,17 +37,8 @@ def single(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[Pa
     return of
 
 
-def _tensors(path: Path) -> dict[str, torch.Tensor]:
-    """All tensors of a checkpoint, in one process."""
-    reader = ShardReader(path / "shards")
-    saved = reader.read_metadata().state_dict_metadata
-    tensors = {name: torch.empty(entry.size, dtype=entry.properties.dtype) for name, entry in saved.items()}  # type: ignore[union-attr]
-    dcp.load(tensors, storage_reader=reader, no_dist=True)
-    return tensors
-
-
 def _assert_same(one: Path, other: Path) -> None:
-    first, second = _tensors(one), _tensors(other)
+    first, second = stored_tensors(one), stored_tensors(other)
     assert first.keys() == second.keys()
     assert [name for name, tensor in first.items() if not torch.equal(tensor, second[name])] == []
 

@@ -152,7 +152,7 @@ def test_held_out_loss_is_that_of_one_process(tmp_path: Path) -> None:
     results = []
     for ranks, parallel in ((1, {}), (2, {"pipeline": 2})):
         config = mesh_runs.config_of(tmp_path, "moe", f"h{ranks}", 4, ranks, **parallel, microbatch_tokens=ONE_ROW)
-        heldout = config.data.model_copy(update={"heldout": {"made": str(tmp_path / "tokens")}})
+        heldout = config.data.model_copy(update={"heldout": {"made": str(tmp_path / "tokens/made")}})
         results.append(run_ranks(ranks, _measured, config.model_copy(update={"data": heldout})))
     (reference,), many = results
     assert many[0] == many[1]

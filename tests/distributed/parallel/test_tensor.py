@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 import torch
-import torch.distributed.checkpoint as dcp
+from checkpoint_tensors import stored_tensors
 from conftest import PROVE
 from gloo_ranks import run_ranks
 from torch import Tensor
@@ -215,20 +215,11 @@ def test_a_checkpoint_of_one_layout_is_loaded_by_another_to_the_bit(
     for name, value in drawn.items():
         assert torch.equal(value, draw(name, value.shape, UNEVEN, 1)), name
     run_ranks(loaded.world_size, _load, folder, loaded)
-    before, after = (_stored(f"{path}/{folder_name(2)}") for path in (folder, f"{folder}-again"))
+    before, after = (stored_tensors(f"{path}/{folder_name(2)}") for path in (folder, f"{folder}-again"))
     assert before.keys() == after.keys()
     for name, value in before.items():
         assert torch.equal(value, after[name]), name
     shutil.rmtree(folder)
-
-
-def _stored(path: str) -> dict[str, Tensor]:
-    """Read by torch alone, without a layout."""
-    reader = dcp.FileSystemReader(f"{path}/shards")
-    saved: dict[str, Any] = reader.read_metadata().state_dict_metadata
-    tensors = {name: torch.empty(entry.size) for name, entry in saved.items()}
-    dcp.load(tensors, storage_reader=reader, no_dist=True)
-    return tensors
 
 
 # ---- collectives ----------------------------------------------------------------------------------------------------
