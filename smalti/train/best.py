@@ -38,6 +38,12 @@ class KeepBest(Hook):
                 "train.checkpoint.best=%s has no effect: nothing is held out; export takes the newest checkpoint",
                 self._metric,
             )
+        step = job.state.step
+        if (
+            job.is_first and step and best(job.folder.checkpoints) != step
+        ):  # the attempt before ended before it compared
+            self._values[step] = self._recorded(job, step)
+            self._compare(job, step)
 
     def on_eval(self, job: Job, metrics: Mapping[str, float]) -> None:
         """Compare, if this step is saved already. Raises UserError where the evaluation has no such metric."""

@@ -79,3 +79,26 @@ def test_a_step_saved_by_an_earlier_attempt_is_compared_with_its_best(tmp_path: 
 def test_a_metric_that_is_not_measured_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="is not measured"):
         KeepBest(METRIC).on_eval(Run(tmp_path).job(1), {"metrics/eval/prose/LanguageCrossEntropy": 1.0})
+
+
+def test_a_checkpoint_that_is_complete_after_later_evaluations(tmp_path: Path) -> None:
+    run = Run(tmp_path)
+    run.evaluate(2, 1.0)
+    run.evaluate(3, 0.5)
+    run.save(2)
+    assert run.best == 2
+
+
+def test_a_checkpoint_that_was_complete_and_not_compared_before_a_kill(tmp_path: Path) -> None:
+    run = Run(tmp_path)
+    run.evaluate(2, 1.0)
+    run.save(2)
+    run.evaluate(4, 0.5)
+    (run.folder.checkpoints / "step-00000004").mkdir()
+    (run.folder.checkpoints / "step-00000004/COMPLETE").touch()
+    run.begin()
+    run.hook.on_start(run.job(4))
+    assert run.best == 4
+    run.begin()
+    run.hook.on_start(run.job(2))  # a higher value than that of the best
+    assert run.best == 4
