@@ -219,4 +219,6 @@ def _attempt(action: Callable[[], None]) -> str | None:
         action()
     except (OSError, RuntimeError) as error:
         return str(error)
+    except Exception as error:  # any error: the other ranks wait for the result
+        return f"{type(error).__name__}: {error}"
     return None
