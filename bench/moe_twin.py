@@ -37,7 +37,7 @@ from smalti.serve.engine.sampling import SamplingParams
 from smalti.train.batches import Microbatch
 from smalti.train.job import build
 from smalti.train.loop import Job
-from smalti.train.step import TrainState, train_step
+from smalti.train.step import train_step
 
 SEQUENCES, TOKENS, VOCABULARY, LAYERS = 8, 256, 4096, 3
 WARM_STEPS = 15
@@ -155,31 +155,33 @@ def report_phases(jobs: dict[str, Job], steps: dict[str, Turn], pairs: int) -> N
     for _ in range(pairs):
         for name, job in jobs.items():
             state = job.state
-            state.__class__ = _Timed
-            state.times, state.began_s = {}, None
+            timed = state.progress = _Timed()
             steps[name]()
-            state.phase = "forward"
-            state.__class__ = TrainState
-            for phase, spent in state.times.items():
+            timed.enter(Phase.OTHER)
+            state.progress = NoProgress()
+            for phase, spent in timed.times.items():
                 seconds[name].setdefault(phase, []).append(spent)
     for phase, values in seconds["moe"].items():
         moe_s, dense_s = statistics.median(values), statistics.median(seconds["dense"][phase])
         print(f"  {phase:10} {moe_s * 1e3:8.1f} ms of processor time, dense {dense_s * 1e3:8.1f}", flush=True)
 
 
-class _Timed(TrainState):
-    """A state that adds up the processor time of each phase."""
+class _Timed(NoProgress):
+    """Adds up the processor time of each phase."""
 
-    times: dict[str, float]
-    began_s: float | None
+    def __init__(self) -> None:
+        super().__init__()
+        self.times: dict[str, float] = {}
+        self._began_s: float | None = None
 
-    def __setattr__(self, name: str, value: Any) -> None:
-        if name == "phase":
-            now = time.process_time()
-            if self.began_s is not None:
-                self.times[self.phase] = self.times.get(self.phase, 0.0) + now - self.began_s
-            self.began_s = now
-        super().__setattr__(name, value)
+    def enter(self, phase: Phase, *, step: int | None = None) -> None:
+        """Add the time since the last call to the phase that ends."""
+        now = time.process_time()
+        if self._began_s is not None:
+            name = self.phase.name.lower()
+            self.times[name] = self.times.get(name, 0.0) + now - self._began_s
+        self._began_s = now
+        super().enter(phase)
 
 
 def report_operators(steps: dict[str, Turn]) -> None:

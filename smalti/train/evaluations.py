@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from smalti.base import clock
 from smalti.distributed.group.world import broadcast_from_rank0
+from smalti.track.progress import Phase
 from smalti.track.run import RunFolder
 from smalti.train.cadence import Cadence
 
@@ -63,7 +64,8 @@ class Evaluations:
         if evaluate is None:
             return
         began_s = clock.now_s()
-        metrics = evaluate(job.state.model, job.state.step)
+        with job.state.progress.within(Phase.EVAL):
+            metrics = evaluate(job.state.model, job.state.step)
         seconds = clock.now_s() - began_s
         job.recorder.add_non_step_time(seconds, is_eval=True)
         job.recorder.write(job.state.step, metrics)

@@ -28,6 +28,7 @@ from smalti.distributed.group.mesh import Mesh
 from smalti.distributed.parallel import sequence
 from smalti.distributed.parallel.pipeline import StagedDecoder
 from smalti.track.events import EventLog, NoEventLog
+from smalti.track.progress import NoProgress, ProgressWriter, open_slot
 from smalti.track.run import RunFolder
 from smalti.train import adapters, best, bless, checkpoint_copies, forgetting, oom, profile, rank_setup, resume
 from smalti.train import microbatch as microbatches
@@ -64,13 +65,14 @@ def run(
     make_loss: MakeLoss | None = None,
     fork: bool = False,
     trial_steps: int | None = None,
+    progress: ProgressWriter | NoProgress | None = None,
 ) -> None:
     """Build and fit as a rank of the world that this process is in, and leave that world.
 
     A rank that has failed alone is still in that world when its error is raised: the process must end at once
-    (``worlds.may_leave``).
+    (``worlds.may_leave``). progress: the rank's slot where it is open already.
     """
-    attempt = Attempt()
+    attempt = Attempt(progress=progress)
     try:
         with recorded(attempt):
             job = build(config, make_loss=make_loss, origins=origins, fork=fork, attempt=attempt)
@@ -98,10 +100,15 @@ class Attempt:
     hosts: tuple[str, ...] = ()
     """The host of each rank, once the ranks have met; empty in a world of one."""
     folder: RunFolder | None = None
+    progress: ProgressWriter | NoProgress | None = None
+    """The slot of this rank, opened by the caller or with the run folder."""
 
     def set_folder(self, folder: RunFolder) -> None:
-        """Store the run folder, so that errors are recorded in it."""
+        """Store the run folder, so that errors are recorded in it, and open the slot of this rank."""
         self.folder = folder
+        if self.progress is None:
+            self.progress = open_slot(folder.log_folder(), env.world())
+        self.progress.collectives = worlds.count_collectives
 
 
 @contextmanager
@@ -165,7 +172,7 @@ def build(
     path = resume.find_checkpoint(folder, events)
     frozen = check_origin(config, path, origins, own_model=model is not None)
     model = sharded(config, model, mesh, device, resumes=path is not None)
-    state = state_of(config, model, loss, mesh, device)
+    state = state_of(config, model, loss, mesh, device, attempt.progress)
     saved = resume.load_checkpoint(path, state, tensors_of(state), batches, events)
     resolved |= _try_microbatch(config, resolved, state, loss, batches, reporter, device)
     peak = rank_setup.peak_flops_per_s(device, config.train.precision.compute, world)
@@ -186,6 +193,7 @@ def build(
         evaluate=evaluate,
         hooks=(*_hooks(config, world), *hooks),
         microbatch_tokens=resolved.get("microbatch_tokens"),
+        compiles_first=bool(resolved["compile"]),
         indexes=indexes,
         out_of_memory=reporter,
         frozen=frozen,
@@ -255,7 +263,14 @@ def _require_described(config: JobConfig, **arguments: object) -> None:
 # ---- model ----------------------------------------------------------------------------------------------------------
 
 
-def state_of(config: JobConfig, model: nn.Module, loss: Loss, mesh: Mesh, device: torch.device) -> TrainState:
+def state_of(
+    config: JobConfig,
+    model: nn.Module,
+    loss: Loss,
+    mesh: Mesh,
+    device: torch.device,
+    progress: ProgressWriter | NoProgress | None = None,
+) -> TrainState:
     """Build the initial ``TrainState``: the optimizer with its moments, and the forward and backward pass."""
     optimizer = build_optimizer(model, config.train.optimizer)
     lr = LearningRate.of(config)
@@ -263,7 +278,15 @@ def state_of(config: JobConfig, model: nn.Module, loss: Loss, mesh: Mesh, device
     forward_backward = with_gradient_sums(_forward_backward(config, mesh.layout, model, loss, device), mesh)
     clip_norm = config.train.optimizer.clip_norm
     return TrainState(
-        model, optimizer, lr, clip_norm, loss_state, forward_backward, mesh.layout.tensor, mesh.layout.pipeline
+        model,
+        optimizer,
+        lr,
+        clip_norm,
+        loss_state,
+        forward_backward,
+        mesh.layout.tensor,
+        mesh.layout.pipeline,
+        progress=progress or NoProgress(),
     )
 
 

@@ -8,6 +8,7 @@ together. A step begins when all ranks have its batch; while they wait, they vot
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -20,6 +21,7 @@ from smalti.config.run import JobConfig
 from smalti.data.fetch.counts import Counts
 from smalti.distributed.group.mesh import Mesh
 from smalti.distributed.group.world import RaisedOnAllRanks
+from smalti.track.progress import Phase
 from smalti.track.run import RunFolder
 from smalti.track.sinks.feed import Events
 from smalti.train.batches import Batches, TokenBatches
@@ -86,6 +88,8 @@ class Job:
     """Reports a step that ran out of memory; None: its error is raised unchanged."""
     frozen: Identities = field(default_factory=dict)
     """Origins of the weights that are read on every attempt and never trained."""
+    compiles_first: bool = False
+    """The next step compiles the model."""
     trial_steps: int | None = None
     """Number of steps of a trial run, which then ends as a whole run does; None: not a trial."""
 
@@ -188,6 +192,7 @@ class _Loop:
     def wait_for_batch(self) -> None:
         """Return on all ranks together when each has its next batch, or when a stop was requested from any."""
         self._wait_began_s = clock.now_s()
+        self.job.state.progress.enter(Phase.DATA, step=self.job.state.step)
         self.garbage.collect_if_due(self.job.state.step + 1)
         while self.agreed.lacks_batch and not self.agreed.stop:
             has_batch = self.batches.wait(_VOTE_EVERY_S)
@@ -208,6 +213,7 @@ class _Loop:
         wait_s = clock.now_s() - self._wait_began_s
         self._warn_if_slow(wait_s)
         _run_step(self.job, microbatches, wait_s)
+        self.job.state.progress.enter(Phase.OTHER, step=self.job.state.step)
         self._agree()
 
     def log_if_due(self) -> None:
@@ -234,14 +240,15 @@ class _Loop:
         After the last step and before a stop, save and wait for it; there a failure is raised.
         """
         must_succeed = bool(self.agreed.stop) or self._is_last
-        if not self.agreed.is_writing:
-            self.saving.finish()
-        if (self.agreed.save or must_succeed) and self.job.state.step != self.saving.step:
-            self._save(must_succeed=must_succeed)
-            self._save_when.done()
-            self.garbage.collect_all()
-        if must_succeed:
-            self.saving.finish(must_succeed=True)
+        with self.job.state.progress.within(Phase.CHECKPOINT):
+            if not self.agreed.is_writing:
+                self.saving.finish()
+            if (self.agreed.save or must_succeed) and self.job.state.step != self.saving.step:
+                self._save(must_succeed=must_succeed)
+                self._save_when.done()
+                self.garbage.collect_all()
+            if must_succeed:
+                self.saving.finish(must_succeed=True)
 
     def _save(self, *, must_succeed: bool, extra: int = 0) -> None:
         try:
@@ -257,6 +264,7 @@ class _Loop:
 
     def end(self) -> None:
         """Call the hooks; report the end of the run, or raise the error of a stop."""
+        self.job.state.progress.enter(Phase.END)
         stop = wait_for_hooks(self.job, self.signals, self._vote) if self._is_last else self.agreed.stop
         for hook in self.job.hooks:
             hook.on_stop(self.job)
@@ -317,11 +325,14 @@ def _run_step(job: Job, microbatches: Any, wait_s: float) -> None:
         )
     step, lr = job.state.step, job.state.lr(job.state.step)
     try:
-        result = train_step(job.state, microbatches, job.loss)
+        with job.state.progress.within(Phase.COMPILE) if job.compiles_first else nullcontext():
+            result = train_step(job.state, microbatches, job.loss)
+        job.compiles_first = False
     except (RuntimeError, MemoryError) as error:
         if job.out_of_memory is None:
             raise
-        memory_error = job.out_of_memory.report(error, job.batches, microbatches, step=step, phase=job.state.phase)
+        phase = job.state.progress.phase.name.lower()
+        memory_error = job.out_of_memory.report(error, job.batches, microbatches, step=step, phase=phase)
         if memory_error is None:
             raise
         raise memory_error from error

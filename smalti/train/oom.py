@@ -8,7 +8,7 @@ import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 import torch
 
@@ -19,7 +19,6 @@ from smalti.cost.layout.oom_hints import oom_hints
 from smalti.track.out_of_memory import describe
 from smalti.track.run import RunFolder
 from smalti.train.batches import Microbatch, TokenBatches
-from smalti.train.step import Phase
 
 _MESSAGES = re.compile(
     r"can't allocate memory|not enough memory: you tried|(CUDA|HIP)( error)?: out of memory|STATUS_ALLOC_FAILED"
@@ -70,7 +69,7 @@ class Reporter:
     """The ``placement`` of the attempt: a later attempt with the same one would run out of memory too."""
 
     def report(
-        self, error: BaseException, batches: Any, microbatches: Sequence[Any], *, step: int, phase: Phase
+        self, error: BaseException, batches: Any, microbatches: Sequence[Any], *, step: int, phase: str
     ) -> SmaltiError | None:
         """Report an error of ``train_step``; returns the error to raise instead, None if it is not about memory."""
         if not is_out_of_memory(error):
@@ -81,7 +80,7 @@ class Reporter:
         return self.report_rows(error, rows, batches.seq_len(step), step=step, phase=phase)
 
     def report_rows(
-        self, error: BaseException, rows: int | None, seq_len: int, *, step: int, phase: Phase | Literal["trial"]
+        self, error: BaseException, rows: int | None, seq_len: int, *, step: int, phase: str
     ) -> OutOfMemory | OneRowTooLarge:
         """Write the event for a microbatch of ``rows`` of ``seq_len`` tokens; ``rows`` None: of batches of the caller,
         which cannot be split here."""

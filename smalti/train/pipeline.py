@@ -23,8 +23,9 @@ from smalti.config.parallel import PipelineSchedule
 from smalti.cost.microbatch import why_not_microbatches
 from smalti.distributed.parallel.pipeline import Stage, StagedDecoder
 from smalti.model.decoder import DecoderOutput
+from smalti.track.progress import Phase
 from smalti.train.batches import IGNORE, Microbatch
-from smalti.train.step import Loss, Metrics, Phase, TrainState
+from smalti.train.step import Loss, Metrics, TrainState
 
 _CLASSES: dict[PipelineSchedule, str] = {
     "1f1b": "1F1B", "interleaved": "Interleaved1F1B", "zero_bubble": "ZBVZeroBubble",
@@ -121,11 +122,11 @@ class _WideStage(PipelineStage):
     """
 
     def backward_one_chunk(self, *args: Any, **kwargs: Any) -> None:
-        cast(_OneStage, self.submod).set_phase("backward")
+        cast(_OneStage, self.submod).set_phase(Phase.BACKWARD)
         super().backward_one_chunk(*args, **kwargs)
 
     def backward_weight_one_chunk(self, bwd_chunk_id: int, last_backward: bool = False) -> None:
-        cast(_OneStage, self.submod).set_phase("backward")
+        cast(_OneStage, self.submod).set_phase(Phase.BACKWARD)
         super().backward_weight_one_chunk(bwd_chunk_id, last_backward=last_backward)
         for module in self.submod.modules():
             if isinstance(module, FSDPModule):
@@ -173,9 +174,9 @@ class _OneStage(nn.Module):
         self._state, self._microbatches, self._loss, self._sums = None, [], None, []
 
     def set_phase(self, phase: Phase) -> None:
-        """Set ``TrainState.phase``."""
+        """Enter a phase of the step."""
         assert self._state is not None
-        self._state.phase = phase
+        self._state.progress.enter(phase)
 
     def forward(self, *received: Tensor, number: Tensor) -> Tensor:
         """Run the stage on the output of the previous one.
@@ -183,7 +184,7 @@ class _OneStage(nn.Module):
         Returns the input of the next stage; at the last the loss of the microbatch, shape ().
         """
         assert self._loss is not None
-        self.set_phase("forward")
+        self.set_phase(Phase.FORWARD)
         model = _StageAsModel(self.model, self.stage, received[0] if received else None)
         total, weight, metrics = self._loss(cast(nn.Module, model), self._microbatches[int(number)])
         weight = weight if self.stage.is_last else torch.zeros_like(weight)

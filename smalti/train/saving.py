@@ -16,6 +16,7 @@ from smalti.distributed.checkpoint.saver import Saver, check
 from smalti.distributed.group.world import RaisedOnAllRanks, broadcast_from_rank0, may_leave
 from smalti.track.checkpoints.names import size_bytes
 from smalti.track.checkpoints.retention import Keep, Report, make_room
+from smalti.track.progress import Phase
 
 FIRST_BLOCKED_S = 1.0
 """Assumed time that a save blocks training, before the first one of an attempt."""
@@ -38,12 +39,16 @@ class Saving:
         self._report = partial(job.events.write, "checkpoint_deleted")
         make_room = partial(_make_room, job.folder.checkpoints, self._report)
         self._saver = Saver(job.folder.checkpoints, next(job.state.model.parameters()).device, make_room)
-        job.state.before_update = self._saver.wait_copied
+        job.state.before_update = self._wait_copied
 
     @property
     def is_writing(self) -> bool:
         """Return whether this rank still writes a checkpoint."""
         return self._saver.is_writing
+
+    def _wait_copied(self) -> None:
+        with self._job.state.progress.within(Phase.CHECKPOINT):
+            self._saver.wait_copied()
 
     def interval_s(self) -> float:
         """Return the automatic interval between saves: by the last save, that loses the least time."""

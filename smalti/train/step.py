@@ -7,14 +7,15 @@ finds it in the results.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
 from smalti.distributed.parallel.dtensors import local, square_norm
+from smalti.track.progress import NoProgress, Phase, ProgressWriter
 
 Metrics = dict[str, Tensor]
 Loss = Callable[[nn.Module, Any], tuple[Tensor, Tensor, Metrics]]
@@ -40,11 +41,10 @@ class StatefulLoss(Protocol):
         """The values; None: this loss has none."""
 
 
-Phase = Literal["forward", "backward", "optimizer"]
 ForwardBackward = Callable[["TrainState", Sequence[Any], Loss], list[Metrics]]
 """(state, microbatches, loss) -> a dict for each forward and backward pass: ``total``, ``weight`` and the loss's sums.
 
-It sets ``state.phase`` before each forward and each backward pass."""
+It enters the phase of each forward and each backward pass in ``state.progress``."""
 
 
 def one_by_one(state: "TrainState", microbatches: Sequence[Any], loss: Loss) -> list[Metrics]:
@@ -54,9 +54,9 @@ def one_by_one(state: "TrainState", microbatches: Sequence[Any], loss: Loss) -> 
     """
     sums: list[Metrics] = []
     for microbatch in microbatches:
-        state.phase = "forward"
+        state.progress.enter(Phase.FORWARD)
         total, weight, metrics = loss(state.model, microbatch)
-        state.phase = "backward"
+        state.progress.enter(Phase.BACKWARD)
         total.backward()
         sums.append({"total": total, "weight": weight, **metrics})
     return sums
@@ -84,8 +84,8 @@ class TrainState:
     before_update: Callable[[], None] = lambda: None
     """Called before weights and moments change; returns when a checkpoint in progress has copied them."""
     step: int = 0
-    phase: Phase = "forward"
-    """Phase of the step that runs, or that raised the error; recomputed blocks are part of ``backward``."""
+    progress: ProgressWriter | NoProgress = field(default_factory=NoProgress)
+    """Receives the phase of the step that runs, or that raised the error; ``BACKWARD`` has recomputed blocks too."""
     found_inf: Tensor | None = None
     """1 from the first step with a non-finite loss or gradient on, else 0; shape (), on the device. While 1, later
     steps update nothing. Set to None to clear it."""
@@ -113,7 +113,7 @@ def train_step(state: TrainState, microbatches: Sequence[Any], loss: Loss) -> St
     # ---- forward and backward: gradients add up as sums -------------------------------------------------------------
     state.optimizer.zero_grad(set_to_none=True)
     sums = state.forward_backward(state, microbatches, loss)
-    state.phase = "optimizer"
+    state.progress.enter(Phase.OPTIMIZER)
 
     # ---- one reduction over all ranks: loss, weight, squared gradient norm, metrics ---------------------------------
     gradients = [p.grad for p in state.model.parameters() if p.grad is not None]

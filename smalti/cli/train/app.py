@@ -254,15 +254,17 @@ def _as_rank(loaded: "Loaded[RunConfig]", *, fork: bool, trial: int | None) -> i
     from smalti.base.env import attempt_is_open, log_level, world
     from smalti.cli.train.leave import log_and_exit, report_and_exit
     from smalti.fleet.launch.local import LOST_PEER
+    from smalti.track.progress import open_slot
     from smalti.track.run import RunFolder
 
     place = world()
-    file = None
+    file = progress = None
     if attempt_is_open():
         config = loaded.config
         folder = RunFolder.join(config.run_folder, place.attempt)
         folder.require_identity(config)
         file = str(folder.rank_log(place.rank))
+        progress = open_slot(folder.log_folder(), place)  # before torch is imported, so that its time is seen
     else:
         loaded = _of_world(loaded, place.world_size)
         config = loaded.config
@@ -278,7 +280,15 @@ def _as_rank(loaded: "Loaded[RunConfig]", *, fork: bool, trial: int | None) -> i
     from smalti.train import job
 
     try:
-        job.run(config, loaded.origins, **_of_loss(config), tasks=suite_hook, fork=fork, trial_steps=trial)
+        job.run(
+            config,
+            loaded.origins,
+            **_of_loss(config),
+            tasks=suite_hook,
+            fork=fork,
+            trial_steps=trial,
+            progress=progress,
+        )
     except LostPeer as error:
         if attempt_is_open():  # the agent reports the rank that died, the cause of this error
             log_and_exit(error, LOST_PEER)

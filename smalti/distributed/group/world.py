@@ -182,6 +182,14 @@ def _as_sent(error: Exception) -> Exception:
     return error
 
 
+def count_collectives() -> int:
+    """Return the number of collectives that this rank has started, over all process groups."""
+    if not dist.is_initialized():
+        return 0
+    groups: Any = dist.distributed_c10d._world.pg_map
+    return sum(group._get_sequence_number_for_group() for group in groups)
+
+
 def rank() -> int:
     """Return the rank of this process; 0 without a process group."""
     return dist.get_rank() if dist.is_initialized() else 0

@@ -1,0 +1,223 @@
+"""Progress slots: a rank writes what it does to memory that other processes of its node can read at any time.
+
+The file of a node has a slot for each of its ranks. Writing is a copy to mapped memory: no system call, collective or
+thread. A slot stays readable when its rank is stopped, holds the GIL or was killed. No thread writes it, so a slot that
+changes means that the main thread has made progress.
+
+Times of a phase are of CLOCK_MONOTONIC, which all processes of a node share.
+"""
+
+import mmap
+import os
+import struct
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from enum import IntEnum
+from pathlib import Path
+
+from smalti.base import log
+from smalti.base.env import World
+
+SLOT_BYTES = 256
+_TRIES = 1000
+_HEAD = struct.Struct("<Q")
+"""A counter that is odd while the slot is written."""
+_BODY = struct.Struct("<IIIIQQQqqqq16q")
+
+
+class Phase(IntEnum):
+    """What a rank does. Numbers are part of the file's format: append only, at most 16."""
+
+    INIT = 0
+    """From the start of the process to the first batch: imports, rendezvous, building the model, loading."""
+    DATA = 1
+    """Waiting for the next batch."""
+    FORWARD = 2
+    BACKWARD = 3
+    OPTIMIZER = 4
+    """Reduction, clipping and update."""
+    COMPILE = 5
+    """The first step of an attempt that compiles its model."""
+    CHECKPOINT = 6
+    """Training is blocked by a save."""
+    EVAL = 7
+    OTHER = 8
+    """Logging, hooks and votes between steps."""
+    END = 9
+    """After the last step: the last hooks, and leaving the process group."""
+
+
+TRAINING = (Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER)
+"""The phases of a step."""
+
+
+@dataclass(frozen=True)
+class Progress:
+    """A slot that was read."""
+
+    rank: int
+    pid: int
+    phase: Phase
+    step: int
+    """Finished steps of the run."""
+    phase_count: int
+    """Phases entered so far; of two ranks in the same loop the one with the lower number is behind."""
+    collectives: int
+    """Collectives that the rank had started when it entered the phase."""
+    began_ns: int
+    """CLOCK_MONOTONIC at the start of the phase."""
+    opened_ns: int
+    """CLOCK_MONOTONIC at the start of the process's slot."""
+    opened_wall_ns: int
+    """Time of day then, in ns since 1970."""
+    work_ns: int
+    """Processor time of the process in the phases of a step: waiting for other ranks is not part of it."""
+    spent_ns: tuple[int, ...]
+    """Time in each finished phase so far, by ``Phase``."""
+
+    def in_phase_s(self, now_ns: int) -> float:
+        """Return the seconds in the present phase at ``now_ns`` of CLOCK_MONOTONIC."""
+        return max(0, now_ns - self.began_ns) / 1e9
+
+    def spent_s(self, phase: Phase) -> float:
+        """Return the seconds in the finished phases of that kind."""
+        return self.spent_ns[phase] / 1e9
+
+
+def slot_file(log_folder: Path, node: int) -> Path:
+    """Return the file of a node's slots in the log folder of an attempt."""
+    return log_folder / f"progress-{node:03d}.bin"
+
+
+class ProgressWriter:
+    """Writes the slot of one rank, in phase ``INIT`` at first."""
+
+    def __init__(self, path: Path, *, local_rank: int, local_ranks: int, rank: int) -> None:
+        """Map the slot; the file is created where it is absent. Raises OSError where it cannot be written."""
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+        try:
+            # not a sparse file: writing to mapped memory without space on the disk kills the process
+            os.posix_fallocate(descriptor, 0, local_ranks * SLOT_BYTES)
+            self._map = mmap.mmap(descriptor, local_ranks * SLOT_BYTES)
+        finally:
+            os.close(descriptor)
+        self._offset = local_rank * SLOT_BYTES
+        self._rank, self._pid = rank, os.getpid()
+        self._sequence = 0
+        self.phase = Phase.INIT
+        self.collectives: Callable[[], int] = lambda: 0
+        """Returns the number of collectives that this rank has started."""
+        self._step, self._count, self._held = 0, 0, False
+        self._opened_ns, self._opened_wall_ns = time.monotonic_ns(), time.time_ns()
+        self._began_ns, self._work_began_ns, self._work_ns = self._opened_ns, 0, 0
+        self._spent_ns = [0] * 16
+        self._write(0)
+
+    def enter(self, phase: Phase, *, step: int | None = None) -> None:
+        """Begin a phase; the time since the last call is added to the phase that ends."""
+        if self._held:
+            return
+        now_ns = time.monotonic_ns()
+        self._spent_ns[self.phase] += now_ns - self._began_ns
+        if (phase in TRAINING) != (self.phase in TRAINING):
+            work_ns = time.process_time_ns()
+            if phase in TRAINING:
+                self._work_began_ns = work_ns
+            else:
+                self._work_ns += work_ns - self._work_began_ns
+        self.phase, self._began_ns = phase, now_ns
+        self._count += 1
+        if step is not None:
+            self._step = step
+        self._write(self.collectives())
+
+    @contextmanager
+    def within(self, phase: Phase) -> Iterator[None]:
+        """Context manager: this phase and no other inside, the one before afterwards."""
+        before = self.phase
+        self.enter(phase)
+        was_held, self._held = self._held, True
+        try:
+            yield
+        finally:
+            self._held = was_held
+            self.enter(before)
+
+    def close(self) -> None:
+        """Release the mapping; the slot keeps its last phase."""
+        self._map.close()
+
+    def _write(self, collectives: int) -> None:
+        body = self._offset + _HEAD.size
+        _HEAD.pack_into(self._map, self._offset, self._sequence + 1)
+        _BODY.pack_into(
+            self._map, body, self._rank, self._pid, self.phase, 0, self._step, self._count, collectives,
+            self._began_ns, self._opened_ns, self._opened_wall_ns, self._work_ns, *self._spent_ns,
+        )  # fmt: skip
+        self._sequence += 2
+        _HEAD.pack_into(self._map, self._offset, self._sequence)
+
+
+def open_slot(log_folder: Path, world: World) -> "ProgressWriter | NoProgress":
+    """Return the writer of this rank's slot; where the file cannot be written, one that writes nothing."""
+    node = world.rank // world.local_world_size
+    try:
+        log_folder.mkdir(parents=True, exist_ok=True)
+        return ProgressWriter(
+            slot_file(log_folder, node),
+            local_rank=world.local_rank,
+            local_ranks=world.local_world_size,
+            rank=world.rank,
+        )
+    except OSError as error:
+        log.get("track").warning("the progress of rank %d is not recorded: %s", world.rank, error)
+        return NoProgress()
+
+
+class NoProgress:
+    """Keeps the phase only: for training without a run folder."""
+
+    def __init__(self) -> None:
+        self.phase = Phase.INIT
+        self.collectives: Callable[[], int] = lambda: 0
+
+    def enter(self, phase: Phase, *, step: int | None = None) -> None:
+        """Keep the phase."""
+        self.phase = phase
+
+    @contextmanager
+    def within(self, phase: Phase) -> Iterator[None]:
+        """Context manager without effect."""
+        yield
+
+    def close(self) -> None:
+        """Do nothing."""
+
+
+def read_slots(path: Path) -> list[Progress]:
+    """Return the slots of a node's file that a rank has opened, by local rank; [] where there is no file."""
+    try:
+        size = path.stat().st_size
+        if not size:
+            return []
+        with path.open("rb") as file, mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ) as mapped:
+            return [slot for offset in range(0, size, SLOT_BYTES) if (slot := _read(mapped, offset)) is not None]
+    except FileNotFoundError:
+        return []
+
+
+def _read(mapped: mmap.mmap, offset: int) -> Progress | None:
+    """Return a slot; None where none was opened, or where its rank was killed while it wrote the first time."""
+    values: tuple[int, ...] = ()
+    for _ in range(_TRIES):
+        before = _HEAD.unpack_from(mapped, offset)[0]
+        values = _BODY.unpack_from(mapped, offset + _HEAD.size)
+        if before % 2 == 0 and before == _HEAD.unpack_from(mapped, offset)[0]:
+            break
+    # A slot that stays odd is of a rank that was killed or stopped while it wrote; what it holds is still about right.
+    rank, pid, phase, _, step, count, collectives, began, opened, wall, work, *spent = values
+    if opened == 0:
+        return None
+    return Progress(rank, pid, Phase(phase), step, count, collectives, began, opened, wall, work, tuple(spent))
