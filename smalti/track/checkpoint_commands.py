@@ -138,9 +138,15 @@ def _check(run: Path, paths: Sequence[Path], *, is_training: bool, force: bool) 
         if role_of.get(path.name) and not force:
             raise UserError(
                 f"{path} is kept as {', '.join(role_of[path.name])}",
-                allowed="checkpoints that are not the newest, the best, the newest blessed one, or protected",
-                hint="--force deletes it; 'smalti runs checkpoints keep RUN STEP --off' ends a protection",
+                allowed="checkpoints that are not the newest, best, newest blessed, registered or protected",
+                hint=_hint(role_of[path.name]),
             )
+
+
+def _hint(role: Sequence[str]) -> str:
+    if "registered" in role:
+        return "'smalti models ls' names its versions, 'smalti models rm' removes one; --force deletes it nevertheless"
+    return "--force deletes it; 'smalti runs checkpoints keep RUN STEP --off' ends a protection"
 
 
 def _write_event(folder: RunFolder, kind: str, **fields: object) -> None:

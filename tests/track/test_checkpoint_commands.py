@@ -18,7 +18,7 @@ from smalti.track.checkpoints import manifest
 from smalti.track.checkpoints.copies import Copies
 from smalti.track.checkpoints.copying import copy_to
 from smalti.track.checkpoints.facts import checkpoints
-from smalti.track.checkpoints.marks import BLESSED, PROTECTED, mark
+from smalti.track.checkpoints.marks import BLESSED, PROTECTED, mark, registered_in
 from smalti.track.checkpoints.names import BEST
 from smalti.track.run import RunFolder
 
@@ -114,6 +114,16 @@ def test_deletion_spares_what_is_kept_and_what_a_training_run_needs(run: RunFold
     assert steps_in(run.checkpoints) == [40]
     deleted = [(event["step"], event["reason"]) for event in run.events() if event["event"] == "checkpoint_deleted"]
     assert deleted == [(10, "by command"), (30, "by command"), (20, "by command")]
+
+
+def test_a_registered_checkpoint_is_removed_from_the_registry_first(run: RunFolder) -> None:
+    mark(run.checkpoint(10), registered_in(Path("smalti.db")))
+    assert checkpoints(run.path)[0].registered
+    with pytest.raises(UserError, match="is kept as registered") as caught:
+        commands.remove(run.path, [run.checkpoint(10)], force=False)
+    assert "smalti models rm" in str(caught.value.hint)
+    commands.remove(run.path, [run.checkpoint(10)], force=True)
+    assert steps_in(run.checkpoints) == [20, 30, 40]
 
 
 def test_a_copy_is_verified_whole_and_named_in_the_list(run: RunFolder, tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from smalti.config.durations import LengthConfig, RunLength
 from smalti.config.train import KeepConfig
 from smalti.track.checkpoints import manifest, retention
 from smalti.track.checkpoints.blessed import bless, healthy_since
-from smalti.track.checkpoints.marks import BLESSED, PROTECTED, is_marked, mark
+from smalti.track.checkpoints.marks import BLESSED, PROTECTED, is_marked, mark, registered_in, unmark
 from smalti.track.checkpoints.names import BEST, best, complete
 from smalti.track.checkpoints.retention import Keep, make_room, prune, remove_leftovers, set_aside_newer
 
@@ -59,6 +59,21 @@ def test_the_best_and_protected_ones_are_kept(tmp_path: Path) -> None:
     mark(tmp_path / "step-00000020", PROTECTED)
     prune(tmp_path, 40, 1)
     assert steps_in(tmp_path) == [10, 20, 40]
+
+
+def test_registered_ones_are_kept_by_every_registry(tmp_path: Path) -> None:
+    write_checkpoint(tmp_path, 10)
+    ours, theirs = registered_in(tmp_path / "ours/smalti.db"), registered_in(tmp_path / "theirs/smalti.db")
+    for name in (ours, theirs):
+        mark(tmp_path / "step-00000010", name)
+    unmark(tmp_path / "step-00000010", theirs)
+    train(tmp_path, range(20, 41, 10), keep_of(last=1, blessed=0))
+    assert steps_in(tmp_path) == [10, 40]
+    assert retention.roles(tmp_path)["step-00000010"] == ("registered",)
+    set_aside_newer(tmp_path / "step-00000000")
+    write_checkpoint(tmp_path, 10)
+    set_aside_newer(tmp_path / "step-00000000")
+    assert (tmp_path / "rejected-step-00000010" / ours).exists(), "an earlier one that is registered remains"
 
 
 def test_deletions_are_reported(tmp_path: Path) -> None:

@@ -107,7 +107,7 @@ def rm(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would be deleted.")] = False,
     yes: Annotated[bool, typer.Option("--yes", help="Delete without asking.")] = False,
     force: Annotated[
-        bool, typer.Option("--force", help="Also the newest, the best, the newest blessed and protected ones.")
+        bool, typer.Option("--force", help="Also the newest, best, newest blessed, registered and protected ones.")
     ] = False,
 ) -> None:
     """Delete checkpoints. While the run trains, only those older than its newest two."""

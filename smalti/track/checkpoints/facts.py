@@ -34,6 +34,8 @@ class CheckpointFacts:
     blessed: str | None
     """When it became blessed."""
     best: bool
+    registered: bool
+    """A model registry has it (``smalti models``)."""
     protected: bool
     newest: bool
     parent: int | None
@@ -97,6 +99,7 @@ def _facts(path: Path, role: Sequence[str], history: _History, blocked: Mapping[
         verified=max(verified, default=None),
         blessed=marked_at(path, BLESSED),
         best="best" in role,
+        registered="registered" in role,
         protected="protected" in role,
         newest="newest" in role,
         parent=history.parents.get(step),

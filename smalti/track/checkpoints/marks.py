@@ -7,11 +7,15 @@ from pathlib import Path
 
 from smalti.base import store
 from smalti.base.clock import utc_text
+from smalti.base.hashing import sha256_bytes
 
 BLESSED = "BLESSED"
 """The run stayed healthy for ``train.checkpoint.keep.blessed_after`` beyond it."""
 PROTECTED = "PROTECTED"
 """The user protected it: it is never deleted."""
+REGISTERED = "REGISTERED"
+"""A model registry has it (``smalti models``): it is never deleted. Followed by ``-`` and a digest of the path of the
+registry, as several users may register the checkpoints of one run."""
 VERIFIED = "VERIFIED"
 """Every file matched its digest (``smalti runs checkpoints verify``)."""
 
@@ -37,3 +41,13 @@ def marked_at(path: str | Path, name: str) -> str | None:
 def is_marked(path: str | Path, name: str) -> bool:
     """Return whether the checkpoint at ``path`` has this mark."""
     return marked_at(path, name) is not None
+
+
+def registered_in(registry: Path) -> str:
+    """Return the name of the mark of the registry whose database is at this path."""
+    return f"{REGISTERED}-{sha256_bytes(str(registry.absolute()).encode())[:8]}"
+
+
+def is_registered(path: str | Path) -> bool:
+    """Return whether any registry has the checkpoint at ``path``."""
+    return any(Path(path).glob(f"{REGISTERED}-*"))

@@ -18,10 +18,12 @@ from smalti.base.units import format_bytes
 from smalti.config.durations import RunLength
 from smalti.config.schema import split_duration
 from smalti.config.train import KeepConfig
-from smalti.track.checkpoints.marks import BLESSED, PROTECTED, is_marked
+from smalti.track.checkpoints.marks import BLESSED, PROTECTED, is_marked, is_registered
 from smalti.track.checkpoints.names import BEST, best, complete, is_name, step_of
 
 _TEMPORARY = re.compile(r"\.(step-\d+)\.tmp")
+_TEMPORARY_FILE = re.compile(r"\.(?:latest|best)\.(\d+)\.tmp")
+"""Of ``store.write_text``: the number is that of the process."""
 _REJECTED = re.compile(r"rejected-(step-\d+)(\.\d+)?")
 
 _GROWTH = 1.05
@@ -37,7 +39,7 @@ def _log(*, step: int, path: str, reason: str) -> None:
 
 @dataclass(frozen=True)
 class Keep:
-    """Which checkpoints ``prune`` keeps, besides the best and protected ones."""
+    """Which checkpoints ``prune`` keeps, besides the best, registered and protected ones."""
 
     last: int = 2
     """Number of the newest ones."""
@@ -76,7 +78,7 @@ def prune(folder: Path, step: int, keep: Keep | int) -> None:
     names = [name for name in complete(folder) if step_of(name) <= step]
     kept, role_of = _kept(folder, names, keep), roles(folder)
     for name in reversed(names):
-        if name not in kept and not {"best", "protected"} & set(role_of[name]):
+        if name not in kept and not {"best", "registered", "protected"} & set(role_of[name]):
             delete(folder / name)
             keep.report(step=step_of(name), path=str(folder / name), reason="train.checkpoint.keep")
 
@@ -97,7 +99,7 @@ def _kept(folder: Path, names: Sequence[str], keep: Keep) -> set[str]:
 def roles(folder: Path) -> dict[str, tuple[str, ...]]:
     """Return each complete checkpoint of a folder, newest first, with what keeps it; an empty tuple for the others.
 
-    Of ``newest``, ``best``, ``protected`` and, for the newest of them, ``blessed``.
+    Of ``newest``, ``best``, ``registered``, ``protected`` and, for the newest of them, ``blessed``.
     """
     names = complete(folder)
     best_step = best(folder)
@@ -108,6 +110,7 @@ def roles(folder: Path) -> dict[str, tuple[str, ...]]:
             "newest": name == names[0],
             "best": step_of(name) == best_step,
             "blessed": name == blessed,
+            "registered": is_registered(folder / name),
             "protected": is_marked(folder / name, PROTECTED),
         }
         return tuple(role for role, is_so in has.items() if is_so)
@@ -134,8 +137,8 @@ def make_room(
 
     needed_bytes: None for the size of the newest checkpoint and 5 % more. running: the steps of saves that have not
     ended. Deleted are those that were rejected, then the oldest, until the save fits; never the newest, the newest
-    blessed, the best or protected ones. Nothing is deleted where all of them would not be enough. A warning comes
-    already where the disk has room for this save only. Raises OSError where something cannot be deleted.
+    blessed, the best, registered or protected ones. Nothing is deleted where all of them would not be enough. A warning
+    comes already where the disk has room for this save only. Raises OSError where something cannot be deleted.
     """
     remove_leftovers(folder, running)
     newest = complete(folder)[:1]
@@ -163,6 +166,9 @@ def remove_leftovers(folder: Path, running: Collection[int] = ()) -> None:
     """Remove what killed saves and deletions have left, but for the steps ``running``. Raises OSError."""
     whole = complete(folder)
     for name in os.listdir(folder) if folder.is_dir() else ():
+        file = _TEMPORARY_FILE.fullmatch(name)
+        if file and int(file[1]) != os.getpid():
+            (folder / name).unlink(missing_ok=True)
         temporary = _TEMPORARY.fullmatch(name)
         if not (temporary or is_name(name)) or name in whole or (folder / name).is_symlink():
             continue
@@ -173,9 +179,14 @@ def remove_leftovers(folder: Path, running: Collection[int] = ()) -> None:
 def _deletable(folder: Path) -> list[Path]:
     """Return the checkpoints that may be deleted to make room: rejected ones, then the oldest first."""
     rejected = sorted(name for name in os.listdir(folder) if _REJECTED.fullmatch(name))
-    names = [name for name in rejected if not is_marked(folder / name, PROTECTED)]
+    names = [name for name in rejected if not _must_stay(folder / name)]
     names += [name for name, role in reversed(roles(folder).items()) if not role]
     return [folder / name for name in names if not (folder / name).is_symlink()]
+
+
+def _must_stay(path: Path) -> bool:
+    """Return whether a user or a registry wants a checkpoint to remain, whatever it is."""
+    return is_marked(path, PROTECTED) or is_registered(path)
 
 
 def stored_bytes(path: Path, *, freed: bool = False) -> int:
@@ -210,6 +221,6 @@ def set_aside_newer(path: str | Path) -> list[str]:
 
 
 def _free_name(folder: Path, name: str) -> Path:
-    """Return a path of this name, or with a number where a protected checkpoint has it."""
+    """Return a path of this name, or with a number where a protected or registered checkpoint has it."""
     names = (name, *(f"{name}.{number}" for number in range(1, 10_000)))
-    return next(folder / each for each in names if not is_marked(folder / each, PROTECTED))
+    return next(folder / each for each in names if not _must_stay(folder / each))

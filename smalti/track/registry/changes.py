@@ -2,6 +2,7 @@
 
 A version (1, 2, 3 of its name) is one content: other weights in the same folder are another version, and a number is
 never used again. A tag is on at most one version of a name; every move of a tag is kept.
+A registered checkpoint has a mark in its folder, so that its run does not delete it (``track/checkpoints/marks.py``).
 """
 
 import json
@@ -11,9 +12,10 @@ import sqlite3
 from dataclasses import asdict, replace
 from pathlib import Path
 
-from smalti.base import clock, database
+from smalti.base import clock, database, log
 from smalti.base.disk import writing
 from smalti.base.errors import UserError
+from smalti.track.checkpoints.marks import mark, registered_in, unmark
 from smalti.track.registry.facts import Facts, digest
 from smalti.track.registry.reference import Reference, check_name, check_tag
 from smalti.track.registry.scores import Scores, merged
@@ -48,6 +50,7 @@ def add(facts: Facts, name: str) -> tuple[Version, bool]:
             f"ON CONFLICT (name, version) DO UPDATE SET {updates}",
             values,
         )
+        _mark(db, facts.path)
         return require(db, Reference(name, number=number)), version is None
 
 
@@ -101,6 +104,7 @@ def remove(reference: Reference, *, files: bool) -> Version:
         with database.transaction() as db:
             version = _removable(db, reference, files)
             db.execute("DELETE FROM model_versions WHERE name=? AND version=?", (version.name, version.number))
+            _mark(db, version.path)
             if files:  # renamed first: a deletion that is interrupted leaves no folder that looks like a model
                 path = Path(version.path)
                 with writing(path):
@@ -132,6 +136,19 @@ def add_scores(path: str | Path, scores: Scores) -> list[Version]:
                 "UPDATE model_versions SET scores=? WHERE name=? AND version=?", (text, version.name, version.number)
             )
         return same
+
+
+def _mark(db: sqlite3.Connection, path: str) -> None:
+    """Mark a checkpoint while any version is at its path; a folder that cannot be written is a warning."""
+    rows = db.execute("SELECT kind, digest FROM model_versions WHERE path=?", (path,)).fetchall()
+    name, place = registered_in(database.location()), Path(path)
+    try:
+        if any(row["kind"] == "checkpoint" and row["digest"] == digest(place) for row in rows):
+            mark(place, name)
+        else:
+            unmark(place, name)
+    except OSError as error:
+        log.get("models").warning("%s is not marked as registered, so its run may delete it: %s", path, error)
 
 
 def _same_content(db: sqlite3.Connection, facts: Facts, name: str) -> Version | None:

@@ -48,6 +48,8 @@ def _pair(kind: str, first: dict[str, Any], second: dict[str, Any], at: int, sin
     name = f"{_name(first)}-to-{_name(second)}"
     configs = [mesh_runs.config_of(root, kind, name, STEPS, _ranks(mesh), **mesh) for mesh in (first, second)]
     run, kept = Path(configs[0].run_folder), root / f"{name}-kept"
+    for folder in (run, kept, root / f"{name}-second", root / f"{name}-third"):  # the same pair may be drawn twice
+        shutil.rmtree(folder, ignore_errors=True)
 
     def train(number: int, steps: int, save_to: Path | None = None) -> mesh_runs.Run:
         ranks = _ranks((first, second)[number])

@@ -1,6 +1,7 @@
 """The model registry: numbers, tags and their moves, what a folder says of itself, folders that change or vanish."""
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -11,6 +12,7 @@ from registered_folders import write_export, write_results, write_run
 
 from smalti.base import database
 from smalti.base.errors import DataError, UserError
+from smalti.track.checkpoints.marks import is_registered
 from smalti.track.registry import changes, versions
 from smalti.track.registry.facts import read_facts
 from smalti.track.registry.reference import Reference, check_name, check_tag, parse
@@ -38,6 +40,29 @@ def test_facts_of_an_export_and_of_a_checkpoint(tmp_path: Path) -> None:
     shutil.rmtree(run / "checkpoints")  # pruned: the tokens follow from the config
     pruned = read_facts(run / "export")
     assert (pruned.tokens, pruned.data) == (1280, {"sources": {"code": {"path": "data/code", "digest": None}}})
+
+
+def test_a_registered_checkpoint_is_marked_until_its_last_version_is_removed(tmp_path: Path) -> None:
+    path = write_run(tmp_path / "runs/demo") / "checkpoints/step-00000020"
+    first, second = add(path), add(path, "other")
+    assert is_registered(path)
+    moved = path.with_name("step-00000020-moved")
+    path.rename(moved)
+    assert add(moved).label == first.label
+    changes.remove(Reference(second.name, number=1), files=False)
+    assert is_registered(moved)
+    changes.remove(Reference(first.name, number=1), files=False)
+    assert not is_registered(moved)
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root writes into read-only folders")
+def test_a_checkpoint_in_a_read_only_folder_is_registered_with_a_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = write_run(tmp_path / "runs/demo") / "checkpoints/step-00000020"
+    path.chmod(0o500)
+    assert add(path).number == 1
+    assert "its run may delete it" in caplog.text
 
 
 def test_facts_of_a_folder_from_elsewhere(tmp_path: Path) -> None:
