@@ -34,6 +34,7 @@ from smalti.model.init import init_weights
 from smalti.serve.engine.engine import Engine
 from smalti.serve.engine.offline import generate
 from smalti.serve.engine.sampling import SamplingParams
+from smalti.track.progress import NoProgress, Phase
 from smalti.train.batches import Microbatch
 from smalti.train.job import build
 from smalti.train.loop import Job
