@@ -58,6 +58,13 @@ class AdapterConfig(Config):
                 allowed=f"the first and the last layer, from 0 to {count - 1}",
                 hint=f"adapter.layers=[{min(max(first, 0), count - 1)},{count - 1}]",
             )
+        if self.rank > model.hidden_size:
+            raise NotAllowed(
+                f"adapter.rank={self.rank}: the matrices have at most rank {model.hidden_size} (hidden_size), so an "
+                "adapter would hold more numbers than they do",
+                allowed=f"1 to {model.hidden_size}",
+                hint="adapter.rank=16, or full tuning: leave the section adapter out",
+            )
         there = list(dict.fromkeys(name for layer in range(first, last + 1) for name in matrices(model, layer)))
         for target in self.targets:
             if not any(_names(target, name) for name in there):

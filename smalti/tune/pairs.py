@@ -4,6 +4,7 @@ from array import array
 from collections.abc import Sequence
 from dataclasses import replace
 
+from smalti.base import log
 from smalti.base.errors import DataError
 from smalti.data.examples import Example
 from smalti.tune.spool import Computed, Indexed
@@ -33,6 +34,10 @@ def with_mismatched(examples: Indexed[Example], longest: int) -> Indexed[Example
     cut at the end. Raises DataError for examples without ``label``, and if all have one prompt.
     """
     others = _next_other_prompts(examples)
+    labels = {example.values["label"] for example in examples}
+    if len(labels) == 1:
+        kind = "true: no answer is undesirable" if labels == {1.0} else "false: no answer is desirable"
+        log.get("tune").warning("the label of all %d examples is %s; KTO compares the two kinds", len(examples), kind)
 
     def example_of(number: int) -> Example:
         example = examples[number]

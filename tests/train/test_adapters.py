@@ -94,6 +94,7 @@ def test_adapters_are_no_base(tmp_path: Path) -> None:
         ({"adapter": {"targets": ["attn"]}}, "'attn' is no matrix of layers 0 to 1"),
         ({"adapter": {"targets": ["experts"]}}, "'experts' is no matrix"),
         ({"adapter": {"layers": [0, 2]}}, "the model has 2 layers"),
+        ({"adapter": {"rank": 4096}}, "adapter.rank=4096: the matrices have at most rank"),
         ({"init_from": None}, "an adapter without init_from"),
     ],
 )

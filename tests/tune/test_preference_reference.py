@@ -117,6 +117,16 @@ def test_a_mismatched_answer_is_the_next_one_to_another_prompt() -> None:
         with_mismatched([_example(PAIRS[0], 0)], longest=9)
 
 
+def test_examples_of_kto_with_one_label_are_reported(caplog: pytest.LogCaptureFixture) -> None:
+    def of(prompt: int, label: float) -> Example:
+        return Example((([prompt, 9], [0, 1]),), {"label": label}, str(prompt))
+
+    with_mismatched([of(1, 1.0), of(2, 0.0)], longest=9)
+    assert not caplog.records
+    with_mismatched([of(1, 1.0), of(2, 1.0)], longest=9)
+    assert "the label of all 2 examples is true: no answer is undesirable" in caplog.text
+
+
 def test_examples_of_reward_models_end_with_one_more_input() -> None:
     first = Answer((1, 2, 3), (False, True))
     (example,) = with_last_inputs([_example(Pair(first, first, {"margin": 1.0}), 0)], token=9)

@@ -44,7 +44,11 @@ def origin_warnings(config: "RunConfig", origins: "Mapping[str, str] | None" = N
     if config.init_from is None or (resumes and config.adapter is None):  # it resumes from its own checkpoint
         return []
     if not Path(config.init_from).exists():
-        raise DataError(f"init_from = {config.init_from} does not exist", allowed="a checkpoint or Hugging Face folder")
+        raise DataError(
+            f"init_from = {config.init_from} does not exist",
+            allowed="a checkpoint or Hugging Face folder",
+            hint="init_from=runs/NAME/export after 'smalti export runs/NAME', or runs/NAME/checkpoints/step-NNNNNNNN",
+        )
     if resumes:
         return []
     from smalti.train import origin

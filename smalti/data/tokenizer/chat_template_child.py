@@ -16,7 +16,7 @@ from datetime import datetime
 from functools import partial
 from typing import Any, NoReturn
 
-from jinja2.exceptions import SecurityError, TemplateError
+from jinja2.exceptions import SecurityError, TemplateError, TemplateSyntaxError
 from jinja2.ext import Extension, loopcontrols
 from jinja2.nodes import CallBlock
 from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -52,7 +52,8 @@ def _limited(work: Callable[[], list[Any]], limit_s: float, memory_bytes: int) -
     except MemoryError:
         return json.dumps({"error": f"it needs more than {memory_bytes >> 20} MiB of memory"}).encode()
     except Exception as error:  # a template is a program: it may raise anything
-        return json.dumps({"error": str(error)[:MAX_ERROR_CHARACTERS]}).encode()
+        line = f"line {error.lineno}: " if isinstance(error, TemplateSyntaxError) else ""
+        return json.dumps({"error": (line + str(error))[:MAX_ERROR_CHARACTERS]}).encode()
     finally:
         signal.setitimer(signal.ITIMER_PROF, 0)
 

@@ -148,7 +148,7 @@ def _serve(model: ModelFolder, options: Options, listening: socket.socket) -> in
         code = run(
             app,
             listening,
-            name=serving.name,
+            name=", ".join((serving.name, *adapters)),
             finish_s=options.finish_s,
             max_connections=options.max_connections,
             failed=lambda: loop.error is not None,

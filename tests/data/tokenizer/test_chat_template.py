@@ -151,3 +151,8 @@ except KeyboardInterrupt:
     finally:
         parent.kill()
         parent.stdout.close()
+
+
+def test_the_line_of_a_syntax_error_is_named() -> None:
+    with pytest.raises(TemplateFailed, match="line 3: unexpected end of template"):
+        TemplateProcess("{% for message in messages %}\n{{ message.content }}\n{% endfor", {})
