@@ -14,6 +14,7 @@ import pytest
 
 from smalti.base.errors import RetryableError
 from smalti.fleet import agent
+from smalti.fleet.agent import judge, record
 from smalti.track.run import RunFolder
 
 DRIVER = """
@@ -319,7 +320,7 @@ def test_an_outcome_that_cannot_be_written_down_is_returned_all_the_same(tmp_pat
         raise RetryableError("the disk is full")
 
     folder = RunFolder.join(tmp_path, 0)
-    monkeypatch.setattr(agent, "_write_end", full)
+    monkeypatch.setattr(record, "write_end", full)
     assert run(tmp_path, "sys.exit(75)")[0].code == 75
     monkeypatch.undo()
     monkeypatch.setattr(RunFolder, "set_status", full)
@@ -375,7 +376,7 @@ def test_the_message_begins_on_a_line_of_its_own_with_the_cursor_shown(monkeypat
 def test_the_second_ctrl_c_names_the_checkpoint_that_there_is(tmp_path):
     (tmp_path / "checkpoints/step-00000020").mkdir(parents=True)
     (tmp_path / "checkpoints/step-00000020/COMPLETE").write_text("")
-    outcome = agent._killed_at_once(RunFolder.join(tmp_path, 0), 27)
+    outcome = judge._killed_at_once(RunFolder.join(tmp_path, 0), 27)
     assert "after step 27; nothing since the checkpoint of step 20 was saved" in outcome.reason
     assert "continues from the newest checkpoint" in outcome.hint
 

@@ -1,0 +1,41 @@
+"""Records the end of an attempt in the run folder: its events and its status."""
+
+import signal
+
+from smalti.base.errors import ExitCode, RetryableError
+from smalti.base.log import get
+from smalti.fleet.agent.judge import last_step
+from smalti.fleet.agent.outcome import Outcome
+from smalti.fleet.agent.watch import Watch
+from smalti.fleet.launch.local import LOST_PEER
+from smalti.track.events import EventLog
+from smalti.track.run import RunFolder
+
+
+def record(outcome: Outcome, watch: Watch, events: EventLog, folder: RunFolder, seconds: float) -> None:
+    """Record how the attempt ended; where the disk cannot be written, the outcome is returned all the same."""
+    stopped = watch.stopped_by is not None and watch.cause() is None
+    states = {ExitCode.DONE: "done", ExitCode.INTERRUPTED: "interrupted"}
+    state = states.get(ExitCode(outcome.code), "stopped" if stopped else "failed")
+    try:
+        write_end(outcome, watch, events, last_step(folder), seconds)
+        folder.set_status(state, step=last_step(folder), reason=outcome.reason)
+    except RetryableError as error:
+        get("fleet").warning("the end of the attempt (%s) is not recorded: %s", outcome.reason, error.message)
+    finally:
+        events.close()
+
+
+def write_end(outcome: Outcome, watch: Watch, events: EventLog, step: int, seconds: float) -> None:
+    cause = watch.cause()
+    lost = cause is not None and cause.code == LOST_PEER
+    if cause is not None and cause.code is not None and not lost:
+        how = {"signal": signal.Signals(-cause.code).name} if cause.code < 0 else {"code": cause.code}
+        events.write("rank_died", rank=cause.rank, pid=cause.pid, step=step, **how)
+    if watch.any_stopped or lost:
+        for rank in watch.left:
+            events.write("rank_unresponsive", rank=rank.rank, pid=rank.pid, step=step, stopped=watch.any_stopped)
+    codes = [int(ExitCode.RETRY) if rank.code == LOST_PEER else rank.code for rank in watch.ranks]
+    why = {} if outcome.cause is None else {"cause": outcome.cause}
+    events.write("attempt_ended", code=int(outcome.code), reason=outcome.reason, step=step, seconds=round(seconds, 3),
+                 codes=codes, **why)  # fmt: skip

@@ -1,0 +1,99 @@
+"""Watches the ranks of an attempt until none is left."""
+
+import signal
+import time
+
+from smalti.base import clock
+from smalti.base.errors import ExitCode
+from smalti.fleet.agent.requests import StopRequests
+from smalti.fleet.launch.local import LOST_PEER, Rank
+
+_POLL_S = 0.05
+_KILL_WAIT_S = 4.0
+_ANSWERS = (ExitCode.USAGE, ExitCode.CHECK_FAILED)
+UNSAVED = (-signal.SIGTERM, -signal.SIGINT)
+"""Exit codes of a rank that was asked to stop before it trained."""
+
+
+class Watch:
+    """Polls the ranks until none is left."""
+
+    def __init__(self, ranks: list[Rank], requests: StopRequests, grace_s: float, stop_s: float) -> None:
+        self.ranks = ranks
+        self.requests = requests
+        self.deaths: list[Rank] = []
+        """Ranks that did not end with 0, in the order in which that was seen."""
+        self.stopped_by: signal.Signals | None = None
+        self.out_of_time = False
+        self.left: list[Rank] = []
+        """Ranks that had to be killed; if some of them are stopped (SIGSTOP), these alone."""
+        self.any_stopped = False
+        self._grace_s, self._stop_s = grace_s, stop_s
+        self._kill_at_s: float | None = None
+
+    def wait(self) -> None:
+        """Wait until all ranks have ended, or until the others must be killed."""
+        while any(rank.code is None for rank in self.ranks):
+            self._forward()
+            self._collect_deaths()
+            if self.requests.interrupts > 1:
+                return
+            if self._kill_at_s is not None and clock.now_s() >= self._kill_at_s:
+                self.out_of_time = self.stopped_by is not None and not self._causes()
+                return
+            time.sleep(_POLL_S)
+        self._collect_deaths()
+
+    def kill_all(self) -> None:
+        """Kill the ranks that are left (SIGKILL), and wait for them."""
+        running = [rank for rank in self.ranks if rank.code is None]
+        stopped = [rank for rank in running if rank.is_stopped]
+        self.left = stopped or running
+        self.any_stopped = bool(stopped)
+        for rank in self.ranks:
+            rank.kill()
+        end_s = clock.now_s() + _KILL_WAIT_S
+        while clock.now_s() < end_s and any(rank.code is None for rank in self.ranks):
+            time.sleep(_POLL_S)
+
+    def cause(self) -> Rank | None:
+        """Return the rank that caused the end: by signal, exit code, 75, lost peer, in this order; else the first."""
+        blamed = self._causes()
+        return min(blamed, key=_blame_order) if blamed else None
+
+    def _causes(self) -> list[Rank]:
+        expected: set[int] = {ExitCode.RETRY, ExitCode.INTERRUPTED, *UNSAVED} if self.stopped_by else set()
+        if any(rank.code in UNSAVED for rank in self.deaths):
+            expected |= {LOST_PEER} if self.stopped_by else set()  # it lost a rank that was asked to stop
+        return [rank for rank in self.deaths if not rank.killed_by_us and rank.code not in expected]
+
+    def _forward(self) -> None:
+        """Forward the first request to stop; a Ctrl-C after a SIGTERM is forwarded too."""
+        wanted = signal.SIGINT if self.requests.interrupts else signal.SIGTERM if self.requests.terminations else None
+        if wanted is None or wanted == self.stopped_by:
+            return
+        self.stopped_by = wanted
+        for rank in self.ranks:
+            rank.send(wanted)
+        self._kill_by(self._stop_s)
+
+    def _collect_deaths(self) -> None:
+        for rank in self.ranks:
+            if rank.code not in (None, 0) and rank not in self.deaths:
+                self.deaths.append(rank)
+                if rank.code in UNSAVED and self.stopped_by:
+                    self._kill_by(self._grace_s)  # it was not training yet, and the others wait for it
+                elif rank in self._causes():
+                    # All ranks end with 2 or 3 together, and rank 0 may still be recording it.
+                    self._kill_by(self._grace_s * (2 if rank.code in _ANSWERS else 1))
+
+    def _kill_by(self, seconds: float) -> None:
+        due_s = clock.now_s() + seconds
+        self._kill_at_s = due_s if self._kill_at_s is None else min(self._kill_at_s, due_s)
+
+
+def _blame_order(rank: Rank) -> int:
+    assert rank.code is not None
+    if rank.code == -signal.SIGABRT:
+        return 1  # a library aborts when its peer is gone
+    return 0 if rank.code < 0 else {ExitCode.RETRY: 3, LOST_PEER: 4}.get(rank.code, 2)
