@@ -51,6 +51,8 @@ class Phase(IntEnum):
 
 TRAINING = (Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER)
 """The phases of a step."""
+STEP = (Phase.DATA, *TRAINING, Phase.OTHER)
+"""The phases that are repeated when a step is lost."""
 
 
 @dataclass(frozen=True)
@@ -133,6 +135,10 @@ class ProgressWriter:
             self._step = step
         self._write(self.collectives())
 
+    def trained_s(self) -> float | None:
+        """Return the seconds of finished phases of steps so far, with waits for data; None: not recorded."""
+        return sum(self._spent_ns[phase] for phase in STEP) / 1e9
+
     @contextmanager
     def within(self, phase: Phase) -> Iterator[None]:
         """Context manager: this phase and no other inside, the one before afterwards."""
@@ -186,6 +192,10 @@ class NoProgress:
     def enter(self, phase: Phase, *, step: int | None = None) -> None:
         """Keep the phase."""
         self.phase = phase
+
+    def trained_s(self) -> float | None:
+        """Return None: no time is kept."""
+        return None
 
     @contextmanager
     def within(self, phase: Phase) -> Iterator[None]:

@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ def provenance(argv: Sequence[str], origins: Mapping[str, str]) -> dict[str, Any
         "time": utc_text(),
         "command": [redact(argument) for argument in argv],
         "directory": os.getcwd(),
+        "process": process_id(),
         "smalti": smalti.__version__,
         "git": git_state(Path(smalti.__file__).parent),
         "python": platform.python_version(),
@@ -41,6 +43,12 @@ def provenance(argv: Sequence[str], origins: Mapping[str, str]) -> dict[str, Any
         "packages": package_versions(),
         "origins": dict(origins),
     }
+
+
+@cache
+def process_id() -> str:
+    """Return an id of this process that no other has: attempts with the same one were started by one command."""
+    return f"{os.getpid()}-{os.urandom(4).hex()}"
 
 
 def directories(run: str | Path) -> list[str]:

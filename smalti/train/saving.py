@@ -34,6 +34,8 @@ class Saving:
         self._job = job
         self._mtbf_s = mtbf_s(FAILURES_PER_1000_GPU_DAYS, job.mesh.layout.world_size)
         self._blocked_s, self._save_s = FIRST_BLOCKED_S, 0.0
+        self._trained_s: float | None = None
+        """Seconds of this attempt in steps, when the running save began."""
         self._reported_s = 0.0
         """The automatic interval that was last reported."""
         self._report = partial(job.events.write, "checkpoint_deleted")
@@ -61,6 +63,7 @@ class Saving:
         """
         self.finish()
         job, began_s = self._job, clock.now_s()
+        self._trained_s = job.state.progress.trained_s()
         broadcast_from_rank0(job.folder.require_in_place)
         keep = Keep.of(job.config.train.checkpoint.keep_section, job.length, self._report, extra=extra)
         self._saver.start(job.state.step, job.tensors(), checkpoint_metadata(job), keep=keep)
@@ -84,6 +87,8 @@ class Saving:
         n_bytes = {"ckpt/bytes": size_bytes(save.path)} if job.is_first else {}
         job.recorder.write(save.step, {"ckpt/save_s": save.seconds, "ckpt/block_s": save.blocked_s, **n_bytes})
         times = {"seconds": round(save.seconds, 3), "blocked_s": round(save.blocked_s, 3)}
+        if self._trained_s is not None:
+            times["trained_s"] = round(self._trained_s, 3)
         job.events.write("checkpoint_saved", step=save.step, path=save.path, **times)
         for hook in job.hooks:
             hook.on_checkpoint(job, save.path)
