@@ -75,6 +75,24 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "home"
 
 
+@pytest.fixture(scope="session")
+def moto() -> Iterator[str]:
+    """The URL of a real S3 server."""
+    from s3_server import moto_server
+
+    with moto_server() as url:
+        yield url
+
+
+@pytest.fixture
+def s3(moto: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """A bucket of this test behind a proxy that counts requests and makes faults (``s3_buckets.Bucket``)."""
+    from s3_buckets import bucket
+
+    with bucket(moto, monkeypatch) as made:
+        yield made
+
+
 @pytest.fixture(params=["rows", "masks"])
 def tokens_of_heads(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Output heads read the tokens that count, as on a CPU; then all, and mask the others, as on a GPU."""

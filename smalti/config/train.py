@@ -118,6 +118,9 @@ class CheckpointConfig(Config):
     best: str | None = placement(None)
     """Evaluated metric, such as ``metrics/eval/NAME/LanguageCrossEntropy``: the checkpoint with its lowest value is
     kept too, and exported. Compared are the steps that are evaluated and saved. Absent: only the newest."""
+    verify: bool = placement(False)
+    """Read each file again from the disk before a checkpoint is complete, in the thread that wrote it: a disk that has
+    changed what was written makes the save fail. Reads as many bytes as are saved; training does not wait."""
     save_to: str | None = placement(None)
     """URL or folder under which each saved checkpoint is copied in the background, to ``SAVE_TO/NAME/step-...``; a run
     folder without checkpoints is restored from there. Absent: no copies."""

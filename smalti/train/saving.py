@@ -40,7 +40,8 @@ class Saving:
         """The automatic interval that was last reported."""
         self._report = partial(job.events.write, "checkpoint_deleted")
         make_room = partial(_make_room, job.folder.checkpoints, self._report)
-        self._saver = Saver(job.folder.checkpoints, next(job.state.model.parameters()).device, make_room)
+        device, verify = next(job.state.model.parameters()).device, job.config.train.checkpoint.verify
+        self._saver = Saver(job.folder.checkpoints, device, make_room, verify=verify)
         job.state.before_update = self._wait_copied
 
     @property

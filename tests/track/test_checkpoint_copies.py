@@ -2,37 +2,24 @@
 
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 from made_checkpoints import checkpoint, digests
 from made_copies import OBJECTS, PART, opened
-from s3_buckets import Bucket, bucket
-from s3_server import moto_server
+from s3_buckets import Bucket
 
 from smalti.base.errors import DataError, RetryableError
 from smalti.track.checkpoints import manifest
 from smalti.track.checkpoints.copies import Copies, StepTaken
-
-
-@pytest.fixture(scope="module")
-def moto() -> Iterator[str]:
-    with moto_server() as url:
-        yield url
-
-
-@pytest.fixture
-def s3(moto: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bucket]:
-    with bucket(moto, monkeypatch) as made:
-        yield made
-
 
 # ---- what is promised -----------------------------------------------------------------------------------------------
 
@@ -212,15 +199,17 @@ while True:
 """
 
 
-@pytest.mark.sample(1, 3)
-@pytest.mark.parametrize("seed", range(20))
-def test_after_kill_9_at_any_moment_the_newest_complete_copy_loads(seed: int, tmp_path: Path, s3: Bucket) -> None:
-    """A saver is killed while it uploads, three times; the next one continues and removes what was left."""
-    chance = random.Random(seed)
+@pytest.mark.slow  # processes
+def test_after_kill_9_at_any_moment_the_newest_complete_copy_loads(
+    tmp_path: Path, s3: Bucket, proof: Any, record: Any
+) -> None:
+    """A saver is killed while it uploads; the next one continues and removes what was left."""
+    kills, chance = proof(short=3, full=100), random.Random(22)
+    counts = {"while a copy was incomplete": 0, "while a checkpoint was saved": 0}
     script = tmp_path / "saver.py"
     script.write_text(_SAVER.format(tests=str(Path(__file__).parents[1]), part=PART))
     step = 1
-    for _ in range(3):
+    for _ in range(kills):
         saver = subprocess.Popen(
             [sys.executable, str(script), str(tmp_path / "run"), s3.url, str(step)], stdout=subprocess.PIPE, text=True
         )
@@ -231,15 +220,17 @@ def test_after_kill_9_at_any_moment_the_newest_complete_copy_loads(seed: int, tm
         done = [first, *map(int, saver.stdout.read().split())]
         saver.wait()
         saver.stdout.close()
-        fetched = opened(s3.url).newest(tmp_path / f"other-{step}")
+        fetched = opened(s3.url).newest(tmp_path / "other")
         assert fetched is not None
         newest = int(fetched.name.removeprefix("step-"))
         assert newest in (done[-1], done[-1] + 1)  # killed between COMPLETE and the report
         assert digests(fetched) == digests(tmp_path / "run" / fetched.name)
         step = newest + 1
+        counts["while a copy was incomplete"] += any(f"/step-{step:08d}/" in key for key in s3.objects())
         incomplete = tmp_path / "run" / f"step-{step:08d}"
-        if incomplete.exists() and not (incomplete / "COMPLETE").exists():  # killed while it was saved
-            subprocess.run(["rm", "-r", str(incomplete)], check=True)
+        if incomplete.exists() and not (incomplete / "COMPLETE").exists():
+            counts["while a checkpoint was saved"] += 1
+            shutil.rmtree(incomplete)
     opened(s3.url).upload(checkpoint(tmp_path / "last", 10_000))
     copies = opened(s3.url)
     names = copies.complete()
@@ -247,3 +238,4 @@ def test_after_kill_9_at_any_moment_the_newest_complete_copy_loads(seed: int, tm
     assert set(per_copy) == set(names), "no step without COMPLETE remains"
     assert set(per_copy.values()) == {OBJECTS}
     assert s3.unfinished_uploads() == 0
+    record("copy_kills", {"kills": kills, **counts, "copies": len(names)})

@@ -6,7 +6,6 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -14,26 +13,12 @@ from pathlib import Path
 import pytest
 from made_checkpoints import checkpoint, digests
 from made_copies import OBJECTS, opened
-from s3_buckets import Bucket, bucket
-from s3_server import moto_server
+from s3_buckets import Bucket
 
 from smalti.base.errors import DataError, RetryableError, UserError
 from smalti.track.checkpoints import copies as copies_module
 from smalti.track.checkpoints.copies import THREADS
 from smalti.track.checkpoints.copy_format import Damaged
-
-
-@pytest.fixture(scope="module")
-def moto() -> Iterator[str]:
-    with moto_server() as url:
-        yield url
-
-
-@pytest.fixture
-def s3(moto: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bucket]:
-    with bucket(moto, monkeypatch) as made:
-        yield made
-
 
 KINDS = ("unavailable", "slow_down", "reset", "cut", "truncate")
 

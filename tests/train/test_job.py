@@ -11,6 +11,7 @@ import pytest
 import torch
 import toy_run
 from gloo_ranks import run_ranks
+from line_points import Points, squared
 from torch import nn
 
 from smalti.base.errors import CheckFailed, DataError, RetryableError, UserError
@@ -63,29 +64,6 @@ class Line(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.layer(x)
-
-
-class Points:
-    """Batches of one's own: points of y = 2 x + 1, a pure function of the step."""
-
-    def __init__(self, rank: int, world_size: int) -> None:
-        self.rank, self.world_size = rank, world_size
-
-    def batch(self, step: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
-        x = torch.linspace(-1, 1, 12)[:, None] + 0.01 * step
-        x = x.chunk(self.world_size)[self.rank]
-        return [(x, 2 * x + 1)]
-
-    def state(self, step: int) -> dict[str, Any]:
-        return {"points": 12}
-
-    def check(self, state: dict[str, Any], step: int) -> None:
-        assert state == self.state(step)
-
-
-def squared(model: nn.Module, microbatch: tuple[torch.Tensor, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor, Any]:
-    x, y = microbatch
-    return ((model(x) - y) ** 2).sum(), torch.tensor(float(len(x))), {}
 
 
 def _own(rank: int, root: Path, world_size: int) -> list[float]:

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from gloo_ranks import run_ranks
+from line_points import Points, squared
 from synthetic_checkpoint import steps_in
 
 from smalti.config.load import from_dict
@@ -15,25 +16,6 @@ from smalti.train.job import build
 from smalti.train.loop import fit
 
 
-class Points:
-    """The same points at every step."""
-
-    def batch(self, step: int) -> list[Any]:
-        x = torch.linspace(-1, 1, 12)[:, None]
-        return [(x, 2 * x + 1)]
-
-    def state(self, step: int) -> dict[str, Any]:
-        return {}
-
-    def check(self, saved: Any, step: int) -> None:
-        """Accept any position."""
-
-
-def _squared(model: torch.nn.Module, batch: Any) -> tuple[torch.Tensor, torch.Tensor, dict[str, torch.Tensor]]:
-    x, y = batch
-    return (model(x) - y).square().sum(), torch.tensor(float(len(x))), {}
-
-
 def _train(rank: int, folder: Path, keep: Any) -> None:
     tree = {
         "name": "kept", "folder": str(folder), "track": {"console": False},
@@ -41,7 +23,7 @@ def _train(rank: int, folder: Path, keep: Any) -> None:
                   "precision": {"compute": "fp32"}, "eval_every": "1run",
                   "checkpoint": {"every": "2step", "keep": keep}},
     }  # fmt: skip
-    fit(build(from_dict(JobConfig, tree).config, model=torch.nn.Linear(1, 1), loss=_squared, batches=Points()))
+    fit(build(from_dict(JobConfig, tree).config, model=torch.nn.Linear(1, 1), loss=squared, batches=Points(0, 1)))
 
 
 def test_a_run_keeps_what_its_config_names(tmp_path: Path) -> None:

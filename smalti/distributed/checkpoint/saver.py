@@ -26,6 +26,7 @@ from smalti.distributed.checkpoint import shards
 from smalti.distributed.checkpoint.staging import HostCopy
 from smalti.distributed.group.world import first_failure, gather, rank
 from smalti.track.checkpoints import manifest
+from smalti.track.checkpoints.marks import VERIFIED, mark
 from smalti.track.checkpoints.names import folder_name
 from smalti.track.checkpoints.retention import Keep, prune
 
@@ -51,15 +52,22 @@ class Save:
 class Saver:
     """Saves the checkpoints of a run below ``folder``, called by all ranks together.
 
-    make_room: called by the thread of rank 0 before it writes.
+    make_room: called by the thread of rank 0 before it writes. verify: the threads read each file again, from the disk
+    and not from the page cache, before the checkpoint is complete; a save whose files differ from the tensors fails.
     """
 
     def __init__(
-        self, folder: str | Path, device: torch.device | None = None, make_room: Callable[[], None] = lambda: None
+        self,
+        folder: str | Path,
+        device: torch.device | None = None,
+        make_room: Callable[[], None] = lambda: None,
+        *,
+        verify: bool = False,
     ) -> None:
         self._folder = Path(folder)
         self._device = device or torch.device("cpu")
         self._make_room = make_room
+        self._verify = verify
         several = dist.is_initialized() and dist.get_world_size() > 1
         self._group = dist.new_group(backend="gloo", timeout=WRITE_TIMEOUT) if several else None
         self._key: Any = None
@@ -137,10 +145,10 @@ class Saver:
         entries: list[manifest.Entry] = []
         if failure is None:
             file = temporary / "shards" / shards.file_name(rank())
-            failure = self._agree(_attempt(lambda: entries.append(_write_shard(temporary, file, copy))))
+            failure = self._agree(_attempt(lambda: entries.append(self._write_shard(temporary, file, copy))))
         if failure is None:
             entries = gather(entries, self._group)
-            publish = lambda: _publish(temporary, final, train_state, entries, self._shards)  # noqa: E731
+            publish = lambda: self._publish(temporary, final, train_state, entries)  # noqa: E731
             failure = self._agree(_attempt(publish) if rank() == 0 else None)
         if failure is not None and rank() == 0:
             shutil.rmtree(temporary, ignore_errors=True)
@@ -149,6 +157,28 @@ class Saver:
     def _begin(self, temporary: Path) -> None:
         self._make_room()
         _make_empty(temporary)
+
+    def _write_shard(self, temporary: Path, file: Path, copy: HostCopy) -> manifest.Entry:
+        entry = _write_shard(temporary, file, copy)
+        if self._verify:
+            _read_again(temporary, [entry])
+        return entry
+
+    def _publish(
+        self, temporary: Path, final: Path, train_state: dict[str, Any], entries: list[manifest.Entry]
+    ) -> None:
+        index = temporary / "shards" / shards.INDEX
+        store.write_text(index, shards.index_text(self._shards))
+        shard_names = {entry["name"] for entry in entries}
+        manifest.write(temporary, train_state, [*entries, manifest.entry(temporary, index)])
+        if self._verify:
+            rest = [entry for entry in manifest.listed(temporary)[0] if entry["name"] not in shard_names]
+            _read_again(temporary, rest)
+            mark(temporary, VERIFIED)
+        if final.exists():
+            shutil.rmtree(final)
+        os.replace(temporary, final)
+        store.write_text(final.parent / "latest", final.name + "\n")
 
     def _agree(self, failure: str | None) -> str | None:
         return first_failure(failure, self._group)
@@ -198,20 +228,16 @@ def _write_shard(root: Path, path: Path, copy: HostCopy) -> manifest.Entry:
     return {"name": str(path.relative_to(root)), "bytes": size, "xxh3": digest.hexdigest()}
 
 
-def _publish(
-    temporary: Path,
-    final: Path,
-    train_state: dict[str, Any],
-    entries: list[manifest.Entry],
-    parts: list[shards.Shard],
-) -> None:
-    index = temporary / "shards" / shards.INDEX
-    store.write_text(index, shards.index_text(parts))
-    manifest.write(temporary, train_state, [*entries, manifest.entry(temporary, index)])
-    if final.exists():
-        shutil.rmtree(final)
-    os.replace(temporary, final)
-    store.write_text(final.parent / "latest", final.name + "\n")
+def _read_again(root: Path, entries: list[manifest.Entry]) -> None:
+    """Read files from the disk; raises OSError where one does not match its digest."""
+    for entry in entries:
+        with open(root / entry["name"], "rb") as file:
+            os.fsync(file.fileno())
+            if hasattr(os, "posix_fadvise"):  # else the page cache may return what the disk does not have
+                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    reason = manifest.first_mismatch(root, entries)
+    if reason is not None:
+        raise OSError(f"read again, {reason}: the disk has changed what was written")
 
 
 def _attempt(action: Callable[[], None]) -> str | None:

@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from gloo_ranks import run_ranks
+from line_points import Points, squared
 from safetensors.torch import load_file
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor, init_device_mesh
 
@@ -159,30 +160,6 @@ AT_STEP_6 = {
 """The weights after step 6 of the run that wrote ``format1.tar.xz``, on 2 ranks without a stop."""
 
 
-class Points:
-    """Points of y = 2 x + 1, a pure function of the step."""
-
-    def __init__(self, rank: int, world_size: int) -> None:
-        self.rank, self.world_size = rank, world_size
-
-    def batch(self, step: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
-        x = torch.linspace(-1, 1, 12)[:, None] + 0.01 * step
-        x = x.chunk(self.world_size)[self.rank]
-        return [(x, 2 * x + 1)]
-
-    def state(self, step: int) -> dict[str, Any]:
-        return {"points": 12}
-
-    def check(self, saved: Any, step: int) -> None:
-        assert saved == self.state(step)
-
-
-def _squared(model: torch.nn.Module, batch: Any) -> tuple[torch.Tensor, torch.Tensor, dict[str, torch.Tensor]]:
-    x, y = batch
-    error = (model(x) - y).square()
-    return error.sum(), torch.tensor(float(len(x))), {}
-
-
 def _resume(rank: int, folder: Path, world_size: int) -> dict[str, Any]:
     tree = {
         "name": "format1", "folder": str(folder), "track": {"console": False},
@@ -191,7 +168,7 @@ def _resume(rank: int, folder: Path, world_size: int) -> dict[str, Any]:
                   "parallel": {"ranks": world_size}},
     }  # fmt: skip
     model = torch.nn.Sequential(torch.nn.Linear(1, 3), torch.nn.Tanh(), torch.nn.Linear(3, 1))
-    job = build(from_dict(JobConfig, tree).config, model=model, loss=_squared, batches=Points(rank, world_size))
+    job = build(from_dict(JobConfig, tree).config, model=model, loss=squared, batches=Points(rank, world_size))
     assert job.state.step == 3
     fit(job)
     return {name: value.detach().full_tensor().tolist() for name, value in job.state.model.named_parameters()}  # type: ignore[attr-defined]
