@@ -6,6 +6,7 @@ from typing import Self
 from pydantic import field_validator, model_validator
 
 from smalti.config.adapter import AdapterConfig
+from smalti.config.chaos import ChaosConfig
 from smalti.config.data import DataConfig, PastConfig
 from smalti.config.durations import RunLength, check_schedule
 from smalti.config.eval import InLoopConfig
@@ -36,6 +37,8 @@ class JobConfig(Config):
     """Where metrics are written."""
     profile: ProfileConfig = ProfileConfig()
     """Steps to profile."""
+    chaos: ChaosConfig | None = placement(None)
+    """Faults to inject, to test that the run survives them; absent: none."""
 
     @property
     def run_folder(self) -> str:
@@ -78,6 +81,8 @@ class JobConfig(Config):
                 allowed=f"a window that starts by step {self.length.total_steps}",
                 hint=f"profile.steps=[{self.length.total_steps},{self.length.total_steps}]",
             )
+        if self.chaos is not None:
+            self.chaos.planned(total_steps=self.length.total_steps, ranks=train.parallel.ranks)
         return self
 
 

@@ -5,6 +5,7 @@ from typing import Any, Literal, Self
 from pydantic import Field, model_validator
 
 from smalti.config.adapter import AdapterConfig
+from smalti.config.chaos import ChaosConfig
 from smalti.config.eval import InLoopConfig
 from smalti.config.examples import ExamplesConfig
 from smalti.config.preference import DistillConfig, PreferenceConfig, RewardConfig
@@ -105,3 +106,5 @@ class TuneRecipe(Config):
     """Where metrics are written."""
     profile: ProfileConfig = ProfileConfig()
     """Steps to profile."""
+    chaos: ChaosConfig | None = placement(None)
+    """Faults to inject, as in a run."""

@@ -42,6 +42,7 @@ EVENTS: dict[str, str] = {
     "tracker_behind": "the attempt ended while a tracker lacked lines of metrics.jsonl",
     "oom": "a rank ran out of memory; the next attempt uses half the microbatch, with the same order and batch",
     "not_finite": "a loss or a gradient norm was not finite: the update was skipped and the run ended",
+    "fault_injected": "a fault of the section chaos is about to happen to this rank",
     "rank_died": "a rank ended by a signal or with an error",
     "rank_unresponsive": "a rank did not respond to the others, which ended; it was killed",
     "attempt_ended": "all ranks of an attempt have ended",

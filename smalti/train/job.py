@@ -30,7 +30,7 @@ from smalti.distributed.parallel.pipeline import StagedDecoder
 from smalti.track.events import EventLog, NoEventLog
 from smalti.track.progress import NoProgress, ProgressWriter, open_slot
 from smalti.track.run import RunFolder
-from smalti.train import adapters, best, bless, checkpoint_copies, forgetting, oom, profile, rank_setup, resume
+from smalti.train import adapters, best, bless, chaos, checkpoint_copies, forgetting, oom, profile, rank_setup, resume
 from smalti.train import microbatch as microbatches
 from smalti.train import pipeline as pipelines
 from smalti.train.batches import Batches, TokenBatches
@@ -177,7 +177,7 @@ def build(
     resolved |= _try_microbatch(config, resolved, state, loss, batches, reporter, device)
     peak = rank_setup.peak_flops_per_s(device, config.train.precision.compute, world)
     events.write("auto_resolved", **resolved, **describe(config, layout, device), peak_flops_per_s=peak)
-    return Job(
+    job = Job(
         config=config,
         state=state,
         loss=loss,
@@ -199,6 +199,8 @@ def build(
         frozen=frozen,
         **_prefetch(config),
     )
+    chaos.install(job)
+    return job
 
 
 def _hooks(config: JobConfig, world: World) -> tuple[Hook, ...]:
