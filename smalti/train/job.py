@@ -192,12 +192,10 @@ def build(
         hosts=attempt.hosts,
         evaluate=evaluate,
         hooks=(*_hooks(config, world), *hooks),
-        microbatch_tokens=resolved.get("microbatch_tokens"),
-        compiles_first=bool(resolved["compile"]),
         indexes=indexes,
         out_of_memory=reporter,
         frozen=frozen,
-        **_prefetch(config),
+        **_resolved_fields(config, resolved),
     )
     chaos.install(job)
     return job
@@ -367,9 +365,11 @@ def _token_batches(
     )
 
 
-def _prefetch(config: JobConfig) -> dict[str, Any]:
+def _resolved_fields(config: JobConfig, resolved: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of the job that follow from what ``auto`` was resolved to, and those of reading ahead."""
+    fields = {"microbatch_tokens": resolved.get("microbatch_tokens"), "compiles_first": bool(resolved["compile"])}
     if not isinstance(config, RunConfig):
-        return {}
+        return fields
     seconds = to_seconds(config.data.fetch.prefetch)
     assert seconds is not None
-    return {"prefetch_s": seconds, "prefetch_bytes": config.data.fetch.prefetch_bytes}
+    return {**fields, "prefetch_s": seconds, "prefetch_bytes": config.data.fetch.prefetch_bytes}
