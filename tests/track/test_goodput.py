@@ -83,7 +83,7 @@ def test_a_run_without_a_fault_is_train_and_its_overheads() -> None:
     result = ledger(History((Attempt(0, T0, T0 + 21, 1, 1, (own,), 0, {20: 12.0}, None, is_done=True),)))
     assert result is not None
     assert {bucket: round(s, 6) for bucket, s in result.seconds.items() if s} == {
-        "train": 10, "data wait": 2, "checkpoint": 1, "eval": 2, "init": 6,
+        "train": 10, "data_wait": 2, "checkpoint": 1, "eval": 2, "init": 6,
     }  # fmt: skip
     assert result.interruptions == ()
 
@@ -100,7 +100,7 @@ def test_a_hang_is_lost_work_detection_and_restart() -> None:
     assert result is not None
     got = {bucket: round(s / 2, 6) for bucket, s in result.seconds.items() if s}
     # first attempt: 20 s of work (5 to 25), of which 12 remain; restart: 1, the gap of 3, start and init 3
-    assert got == {"train": 12 + 10, "lost work": 8, "init": 5, "detect": 6, "restart": 1 + 3 + 3}
+    assert got == {"train": 12 + 10, "lost_work": 8, "init": 5, "detect": 6, "restart": 1 + 3 + 3}
     (fault_of,) = result.interruptions
     assert (fault_of.detect_s, fault_of.lost_s, fault_of.restart_s) == pytest.approx((6, 8, 7))
     assert (fault_of.step, fault_of.resumed_step, fault_of.by_itself, fault_of.at_s) == (9, 5, True, T0 + 25)
@@ -114,7 +114,7 @@ def test_a_command_that_was_killed_is_idle_until_the_next() -> None:
     result = ledger(History((first, replace(second, queued_s=30.0))))
     assert result is not None
     got = {bucket: round(s, 6) for bucket, s in result.seconds.items() if s}
-    assert got == {"lost work": 10, "idle": 60, "queue": 30, "restart": 3, "train": 7}
+    assert got == {"lost_work": 10, "idle": 60, "queue": 30, "restart": 3, "train": 7}
 
 
 def test_ranks_that_are_missing_are_degraded() -> None:

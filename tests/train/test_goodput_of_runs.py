@@ -54,7 +54,7 @@ def test_kills_of_a_rank_and_of_the_whole_command(tmp_path: Path) -> None:
     for each in result.interruptions:
         assert each.resumed_step in (each.step // 40 * 40, each.step // 40 * 40 - 40)  # or it was still being written
     assert result.seconds["idle"] > 2 * 1.0
-    used = ("train", "data wait", "checkpoint", "lost work", "init", "detect", "restart", "idle")
+    used = ("train", "data_wait", "checkpoint", "lost_work", "init", "detect", "restart", "idle")
     assert all(result.seconds[bucket] > 0 for bucket in used), result.seconds
     assert all(result.seconds[bucket] == 0 for bucket in BUCKETS if bucket not in used), result.seconds
 

@@ -75,14 +75,21 @@ def ls(
 def show(
     run: Run,
     events: Annotated[int, typer.Option(min=0, help="How many of the last events to show.")] = 10,
+    usd_per_hour: Annotated[
+        float | None,
+        typer.Option(min=0, help="Price of an hour of one rank's device; absent: its usual price, if known."),
+    ] = None,
     as_json: Json = False,
 ) -> None:
-    """Show one run: config, attempts, latest metrics, evals, plan and measurement, last events, sizes on disk."""
+    """Show one run: config, attempts, goodput, latest metrics, evals, plan and measurement, last events, sizes.
+
+    Goodput: where the time of the ranks went, the interruptions, and what would have helped.
+    """
     from smalti.cli.runs.show import about, about_text
     from smalti.cli.tables import print_json
     from smalti.track.run import resolve
 
-    facts = about(resolve(run), n_events=events)
+    facts = about(resolve(run), n_events=events, usd_per_hour=usd_per_hour)
     if as_json:
         print_json(facts)
         return

@@ -7,6 +7,7 @@ from smalti.base.errors import UserError
 from smalti.base.units import format_bytes, format_count, format_frac, format_seconds
 from smalti.cli.plan.devices import device_of_run
 from smalti.cli.runs.checkpoint_table import checkpoint_table
+from smalti.cli.runs.goodput import goodput_facts, goodput_text
 from smalti.cli.tables import pairs, table
 from smalti.config.run import RunConfig
 from smalti.cost.params import count
@@ -35,8 +36,11 @@ _CONFIG = (
 )
 
 
-def about(folder: Path, *, n_events: int) -> dict[str, Any]:
-    """Return the facts of a run as JSON values. Raises DataError if ``folder`` has no run."""
+def about(folder: Path, *, n_events: int, usd_per_hour: float | None = None) -> dict[str, Any]:
+    """Return the facts of a run as JSON values. Raises DataError if ``folder`` has no run.
+
+    usd_per_hour: price of a rank's device; None: the usual one, if the device is known and has one.
+    """
     run = read_run(folder)
     best = best_eval(folder / "metrics.jsonl")
     values = {name: run.last(name) for name in (*_SHOWN, *_held_out(run))}
@@ -54,6 +58,7 @@ def about(folder: Path, *, n_events: int) -> dict[str, Any]:
         "config": {key: value for key in _CONFIG if (value := get(run.config, key)) is not None},
         "parameters": _parameters(run),
         "attempts": _attempts(run),
+        "goodput": _goodput(run, usd_per_hour),
         "metrics": {name: value for name, value in values.items() if value is not None},
         "best_eval": {"value": best.value, "step": best.step, "metric": best.metric} if best else None,
         "continued": _continued(run),
@@ -71,6 +76,7 @@ def about_text(facts: dict[str, Any]) -> str:
     blocks = [
         _head(facts),
         _attempts_text(facts["attempts"]),
+        goodput_text(facts["goodput"]),
         _metrics_text(facts),
         _continued_text(facts["continued"]),
         *(_suite_text(suite, suite_facts) for suite, suite_facts in facts["evals"].items()),
@@ -125,6 +131,14 @@ def _parameters(run: RunRecord) -> dict[str, int] | None:
         return None
     params = count(config.model)
     return {"total": params.total, "active": params.active}
+
+
+def _goodput(run: RunRecord, usd_per_hour: float | None) -> dict[str, Any] | None:
+    source = "as given" if usd_per_hour is not None else None
+    device = device_of_run(run)
+    if usd_per_hour is None and device is not None and device.price is not None:
+        usd_per_hour, source = device.price.usd_per_hour, f"{device.title}, on demand in {device.price.date}"
+    return goodput_facts(run, usd_per_hour=usd_per_hour, price_source=source)
 
 
 def _plan(run: RunRecord) -> tuple[list[dict[str, Any]], str | None]:

@@ -86,27 +86,29 @@ def read_history(folder: str | Path, now_s: float) -> History:
     events = read_events(root)
     numbers = sorted({*attempt_numbers(root), *(n for event in events if isinstance(n := event.get("attempt"), int))})
     status = _json(root / "status.json")
-    found: list[Attempt] = []
+    attempts: list[Attempt] = []
     running, set_s = False, 0.0
     for number in numbers:
-        own = [event for event in events if event.get("attempt") == number]
+        of_attempt = [event for event in events if event.get("attempt") == number]
         slots = _slots(log_folder(root, number))
-        start_s = _start_s(own, slots)
+        start_s = _start_s(of_attempt, slots)
         if start_s is None:
             continue
         is_last = number == numbers[-1]
         heartbeat = status.get("heartbeat") if is_last and status.get("attempt") == number else None
-        end_s = _end_s(own, slots, start_s, seconds_of(heartbeat))
-        ended = any(event["event"] in ("attempt_ended", "run_finished", "stopped") for event in own)
+        end_s = _end_s(of_attempt, slots, start_s, seconds_of(heartbeat))
+        ended = any(event["event"] in ("attempt_ended", "run_finished", "stopped") for event in of_attempt)
         alive = status.get("state") in ("starting", "running")
         if is_last and not ended and alive and end_s <= now_s < end_s + SILENT_S:
             running, end_s = True, now_s
-        continues = bool(found) and _process(root, number) is not None
-        continues = continues and _process(root, number) == _process(root, found[-1].number)
-        attempt = _attempt(number, own, slots, start_s, end_s, is_running=is_last and running, continues=continues)
-        found.append(_moved(attempt, -set_s))
-        set_s += _clock_set_s(own, end_s)
-    return History(tuple(_in_order(found)), running)
+        continues = bool(attempts) and _process(root, number) is not None
+        continues = continues and _process(root, number) == _process(root, attempts[-1].number)
+        attempt = _attempt(
+            number, of_attempt, slots, start_s, end_s, is_running=is_last and running, continues=continues
+        )
+        attempts.append(_moved(attempt, -set_s))
+        set_s += _clock_set_s(of_attempt, end_s)
+    return History(tuple(_in_order(attempts)), running)
 
 
 def _attempt(

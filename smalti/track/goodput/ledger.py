@@ -13,11 +13,11 @@ from smalti.track.progress import Phase, Progress
 
 BUCKETS: dict[str, str] = {
     "train": "steps whose result is part of the run: forward, backward, optimizer, and logging between steps",
-    "data wait": "waiting for the next batch",
+    "data_wait": "waiting for the next batch",
     "compile": "the first step of an attempt that compiles its model",
     "checkpoint": "training was blocked by a save",
     "eval": "evaluations between steps",
-    "lost work": "steps, and waiting for their data, after the checkpoint that the next attempt resumed from",
+    "lost_work": "steps, and waiting for their data, after the checkpoint that the next attempt resumed from",
     "init": "starting and ending processes: imports, rendezvous, building, loading; hooks after the last step",
     "detect": "from a fault to the decision to end the attempt",
     "restart": "from that decision until the ranks of the next attempt are ready to train",
@@ -29,7 +29,7 @@ BUCKETS: dict[str, str] = {
 
 _OF_PHASE = {
     Phase.INIT: "init",
-    Phase.DATA: "data wait",
+    Phase.DATA: "data_wait",
     Phase.FORWARD: "train",
     Phase.BACKWARD: "train",
     Phase.OPTIMIZER: "train",
@@ -39,8 +39,8 @@ _OF_PHASE = {
     Phase.EVAL: "eval",
     Phase.END: "init",
 }
-_WORK = ("train", "data wait")
-"""Buckets of the time that a step takes; what is lost of it moves to ``lost work``."""
+_WORK = ("train", "data_wait")
+"""Buckets of the time that a step takes; what is lost of it moves to ``lost_work``."""
 
 
 @dataclass(frozen=True)
@@ -59,6 +59,8 @@ class Interruption:
     """Work that was lost, mean over the ranks."""
     restart_s: float
     """From the decision to the first batch, without idle and queue; up to the present if it did not train again."""
+    idle_s: float
+    """Between the end of the attempt and the next that another command started, without queue."""
     resumed_step: int | None
     """Step from which it trained again; None: it did not."""
     by_itself: bool
@@ -108,7 +110,7 @@ def ledger(history: History) -> Ledger | None:
         lost_s = 0.0
         for rank in range(attempt.ranks):
             of_rank = _of_rank(attempt, rank, lost_frac, after_fault=after_fault)
-            lost_s += of_rank.get("lost work", 0.0)
+            lost_s += of_rank.get("lost_work", 0.0)
             for bucket, time_s in of_rank.items():
                 seconds[bucket] += time_s
         length_s = attempt.end_s - attempt.start_s
@@ -143,7 +145,7 @@ def _of_rank(attempt: Attempt, rank: int, lost_frac: float, *, after_fault: bool
     for bucket in _WORK:
         lost_s = seconds.get(bucket, 0.0) * lost_frac
         _add(seconds, bucket, -lost_s)
-        _add(seconds, "lost work", lost_s)
+        _add(seconds, "lost_work", lost_s)
     if after_fault:
         _add(seconds, "restart", seconds.pop("init"))
     return seconds
@@ -216,8 +218,8 @@ def _interruption(history: History, index: int, lost_s: float) -> Interruption:
     failed_s = failure_s(attempt)
     restart_s = attempt.end_s - fault.decided_s
     following = attempts[index + 1] if index + 1 < len(attempts) else None
+    gap_s, queued_s = _gap(attempts, index)
     if following is not None:
-        gap_s, _ = _gap(attempts, index)
         parts = [_of_rank(following, rank, 0.0, after_fault=False)["init"] for rank in range(following.ranks)]
         restart_s += sum(parts) / len(parts) + (gap_s if following.continues else 0.0)
     return Interruption(
@@ -228,6 +230,7 @@ def _interruption(history: History, index: int, lost_s: float) -> Interruption:
         detect_s=fault.decided_s - failed_s,
         lost_s=lost_s,
         restart_s=restart_s,
+        idle_s=0.0 if following is None or following.continues else gap_s - queued_s,
         resumed_step=following.from_step if following is not None else None,
         by_itself=following is not None and following.continues,
     )

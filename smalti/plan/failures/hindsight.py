@@ -1,0 +1,105 @@
+"""What would have helped a run that was interrupted: the closed form of goodput, with the run's own measured times.
+
+The times between failures, of detection and restart are means over few failures, so this ranks changes; it does not
+predict the next run. A change is judged alone: what several save together is less than the sum.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from smalti.base.units import format_seconds
+from smalti.cost.failures import optimal_s
+from smalti.plan.failures.goodput import Recovery, Timing, goodput_frac
+from smalti.track.goodput import Ledger
+
+_UP = ("train", "data_wait", "compile", "checkpoint", "eval", "lost_work")
+_NOT_RUNNING = ("idle", "queue", "degraded")
+_HALF = 0.5
+
+
+@dataclass(frozen=True)
+class Change:
+    """A change and what it would have saved."""
+
+    words: str
+    goodput_frac: float | None
+    """Goodput by the closed form with the change, of the time without idle and queue; None: it does not change."""
+    saved_s: float
+    """Rank-seconds that the same work would have taken less."""
+
+
+@dataclass(frozen=True)
+class Hindsight:
+    """The measured times of a run, and the changes that would have saved time, the best first."""
+
+    timing: Timing
+    goodput_frac: float
+    """Goodput by the closed form with the measured times."""
+    changes: tuple[Change, ...]
+
+
+def hindsight(ledger: Ledger, events: Sequence[Mapping[str, Any]]) -> Hindsight | None:
+    """Return what would have helped; None without an interruption, or before a second of training."""
+    timing = measured_timing(ledger, events)
+    if timing is None:
+        return None
+    before = goodput_frac(timing)
+    total_s = ledger.total_s - sum(ledger.seconds[bucket] for bucket in _NOT_RUNNING)
+    changes = []
+    for words, changed in _changes(timing):
+        after = goodput_frac(changed)
+        if after > before:
+            changes.append(Change(words, after, total_s * (1 - before / after)))
+    idle_s = sum(each.idle_s for each in ledger.interruptions) * ledger.total_s / ledger.wall_s
+    if idle_s > 0:
+        changes.append(Change("restarts by itself: no idle time after a fault", None, idle_s))
+    return Hindsight(timing, before, tuple(sorted(changes, key=lambda change: -change.saved_s)))
+
+
+def measured_timing(ledger: Ledger, events: Sequence[Mapping[str, Any]]) -> Timing | None:
+    """Return the run's mean times, of the whole job; None without an interruption, or before a second of training."""
+    faults = ledger.interruptions
+    ranks = ledger.total_s / ledger.wall_s if ledger.wall_s else 0.0
+    up_s = sum(ledger.seconds[bucket] for bucket in _UP) / ranks if ranks else 0.0
+    if not faults or up_s < 1.0:
+        return None
+    saves = [event for event in events if event.get("event") == "checkpoint_saved"]
+    number = max(1, len(saves))
+    # saving is blocked in the phase of checkpoints; the rest of a save runs beside training
+    stall_s = ledger.seconds["checkpoint"] / ranks / number
+    upload_s = sum(max(0.0, _number(event, "seconds") - _number(event, "blocked_s")) for event in saves) / number
+    return Timing(
+        mtbf_s=up_s / len(faults),
+        stall_s=stall_s,
+        interval_s=max(up_s / number - stall_s, 1e-3),
+        recoveries=(
+            Recovery(
+                sum(each.detect_s for each in faults) / len(faults),
+                sum(each.restart_s for each in faults) / len(faults),
+            ),
+        ),
+        upload_s=upload_s,
+    )
+
+
+def _changes(timing: Timing) -> list[tuple[str, Timing]]:
+    (recovery,) = timing.recoveries
+    best_s = max(optimal_s(max(timing.stall_s, 1e-3), timing.mtbf_s), timing.upload_s)
+    detect_s, restart_s = recovery.detect_s * _HALF, recovery.restart_s * _HALF
+    interval, measured = format_seconds(best_s), format_seconds(timing.interval_s)
+    return [
+        (f"a checkpoint every {interval} instead of {measured}", replace(timing, interval_s=best_s)),
+        (f"detection in {format_seconds(detect_s)}, half", _recovering(timing, detect_s, recovery.restart_s)),
+        (f"restart in {format_seconds(restart_s)}, half", _recovering(timing, recovery.detect_s, restart_s)),
+        ("half as many interruptions", replace(timing, mtbf_s=timing.mtbf_s / _HALF)),
+    ]
+
+
+def _recovering(timing: Timing, detect_s: float, restart_s: float) -> Timing:
+    return replace(timing, recoveries=(Recovery(detect_s, restart_s),))
+
+
+def _number(event: Mapping[str, Any], name: str) -> float:
+    value = event.get(name)
+    return float(value) if isinstance(value, int | float) else 0.0
