@@ -21,6 +21,7 @@ class ExitCode(IntEnum):
     USAGE = 2
     CHECK_FAILED = 3
     RETRY = 75
+    NO_PROGRESS = 93
     INTERRUPTED = 130
     TERMINATED = 143
 

@@ -35,6 +35,7 @@ EXIT_CODES = """exit codes:
     2  usage or config: the message says what is allowed
     3  completed, and the check failed
    75  try again: preempted with a checkpoint saved, a rank died, a disk is full
+   93  several attempts in a row ended by a fault without a newer checkpoint
   130  interrupted (Ctrl-C), after saving
   143  stopped before anything was saved"""
 

@@ -7,6 +7,7 @@ from pydantic import Field, model_validator
 from smalti.config.durations import LengthConfig
 from smalti.config.optimizer import OptimizerConfig
 from smalti.config.parallel import ParallelConfig
+from smalti.config.restart import RestartConfig
 from smalti.config.schema import (
     Cadence,
     Config,
@@ -165,6 +166,8 @@ class TrainConfig(LengthConfig):
     """Ranks, axes of parallelism, devices, compilation."""
     checkpoint: CheckpointConfig = CheckpointConfig()
     """Checkpoints."""
+    restart: RestartConfig = RestartConfig()
+    """Restarts after faults."""
     log_every: Cadence = placement("1step")
     """How often metrics are written."""
     eval_every: Cadence = placement("0.1run")

@@ -289,7 +289,7 @@ def _children(config: RunConfig) -> list[tuple[int, int]]:
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
 def test_kills_lose_no_evaluation_and_leave_no_child(tmp_path: Path) -> None:
     """The child is killed, then rank 0 during the second try, then SIGTERM stops the next attempt in its wait."""
-    train = {"duration": "40step", "checkpoint": {"every": "20step"}}
+    train = {"duration": "40step", "checkpoint": {"every": "20step"}, "restart": {"attempts": 0}}
     config = run_config(tmp_path, ranks=2, tasks=MIXED, train=train, every="20step", priority="normal")
     recipe = tmp_path / "recipe.yaml"
     recipe.write_text(dump(config))

@@ -154,7 +154,7 @@ def trained(server: Server, tmp_path_factory: pytest.TempPathFactory) -> Path:
     common = [f"folder={folder}", f"data.tokenizer={root}/data/tokenizer", "train.duration=220step",
               "train.checkpoint.every=100step", "track.sinks=[mlflow]", "track.system_every_s=0.3",
               "train.parallel.threads=1", f"track.mlflow.uri={server.uri}",
-              "track.mlflow.experiment=tiles"]  # fmt: skip
+              "track.mlflow.experiment=tiles", "train.restart.attempts=0"]  # fmt: skip
     agent = train(recipe, *common)
     wait(lambda: (folder / "metrics.jsonl").exists() and len(read_metrics(folder)) > 110, 60)
     os.kill(rank_0_of(agent.pid), signal.SIGKILL)

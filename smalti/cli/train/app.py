@@ -137,7 +137,7 @@ def _planned_fork(config: "RunConfig") -> "Fork | None":
 
 
 def _as_agent(loaded: "Loaded[RunConfig]", arguments: list[str], *, fork: "Fork | None", trial: int | None) -> int:
-    """Open the run folder, run one attempt, and report how it ended."""
+    """Open the run folder, run attempts until the run is done or may not continue, and report how each ended."""
     from smalti.base import clock, log
     from smalti.base.env import log_level
     from smalti.base.errors import ExitCode
@@ -174,27 +174,34 @@ def _as_agent(loaded: "Loaded[RunConfig]", arguments: list[str], *, fork: "Fork 
         agent.announce(outcome)
         trackers.complete(folder)
 
-    def reopen() -> RunFolder:
+    def again(ranks: int) -> tuple[list[str], RunFolder]:
         nonlocal folder
         folder.close()
-        folder = RunFolder.open(loaded.config, loaded.origins, argv=argv[:-1] if fork else argv)  # already forked
-        return folder
+        following = _with_ranks(loaded, ranks)
+        folder = RunFolder.open(following.config, following.origins, argv=argv[:-1] if fork else argv)  # already forked
+        return [*command, *([f"train.parallel.ranks={ranks}"] if ranks != parallel.ranks else [])], folder
 
+    command = [sys.executable, "-m", "smalti", *arguments]
     try:
-        command = [sys.executable, "-m", "smalti", *arguments]
         outcome = agent.run(
-            command, ranks=parallel.ranks, folder=folder, threads=parallel.threads, at_end=ended, again=reopen
-        )
+            command, ranks=parallel.ranks, folder=folder, threads=parallel.threads, at_end=ended, again=again,
+            restart=loaded.config.train.restart, fits=lambda ranks: preflight.fits(loaded.config, ranks),
+        )  # fmt: skip
     finally:
         folder.close()
     if outcome.code == ExitCode.DONE:
         seconds = None if finished else clock.now_s() - started_s
         export = None if why_not or trial else f"smalti export {folder.path}{' --merge' if merged else ''}"
         print(_done_text(folder, seconds, following=export), file=sys.stderr)
-        _warn_of_worse(folder)
-        if loaded.config.init_from is not None:
-            _show_continued(folder)
+        _show_results(folder, loaded.config)
     return int(outcome.code)
+
+
+def _show_results(folder: "RunFolder", config: "RunConfig") -> None:
+    """Print what became worse, and how the run changed the model that it started from."""
+    _warn_of_worse(folder)
+    if config.init_from is not None:
+        _show_continued(folder)
 
 
 def _warn_of_worse(folder: "RunFolder") -> None:
@@ -344,9 +351,17 @@ def _of_world(loaded: "Loaded[RunConfig]", ranks: int) -> "Loaded[RunConfig]":
             "the launcher's number is used",
             file=sys.stderr,
         )
+    return _with_ranks(loaded, ranks, by=place.launcher)
+
+
+def _with_ranks(loaded: "Loaded[RunConfig]", ranks: int, by: str = "train.restart.min_ranks") -> "Loaded[RunConfig]":
+    """Return the config with so many ranks, whose origin is ``by``; unchanged if it has them."""
+    config = loaded.config
+    if config.train.parallel.ranks == ranks:
+        return loaded
     parallel = config.train.parallel.model_copy(update={"ranks": ranks})
     train = config.train.model_copy(update={"parallel": parallel})
-    origins = {**loaded.origins, "train.parallel.ranks": place.launcher}
+    origins = {**loaded.origins, "train.parallel.ranks": by}
     return replace(loaded, config=config.model_copy(update={"train": train}), origins=origins)
 
 

@@ -38,6 +38,15 @@ def check(
     trackers.check(config.track, config.run_folder)
 
 
+def fits(config: "RunConfig", ranks: int) -> bool:
+    """Return whether the run can be laid out on so many ranks."""
+    try:
+        _check_mesh(config, ranks)
+    except UserError:
+        return False
+    return True
+
+
 def origin_warnings(config: "RunConfig", origins: "Mapping[str, str] | None" = None) -> list[str]:
     """Return warnings of differences from the model that the run starts from; raises for those not allowed."""
     resumes = _has_checkpoint(config)

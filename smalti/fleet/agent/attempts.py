@@ -1,19 +1,39 @@
-"""Runs the attempts of a command one after the other."""
+"""Runs the attempts of a command one after the other, until one ends the run or may not be repeated."""
 
+import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from smalti.base import clock
+from smalti.base.errors import RetryableError
 from smalti.base.log import get
 from smalti.base.machine import cpu_count
+from smalti.config.restart import RestartConfig
 from smalti.fleet.agent.judge import judge, last_step
 from smalti.fleet.agent.outcome import Outcome
 from smalti.fleet.agent.record import record
 from smalti.fleet.agent.requests import StopRequests
+from smalti.fleet.agent.restarts import Restarts
 from smalti.fleet.agent.watch import Watch
 from smalti.fleet.launch.local import free_port, start
+from smalti.track.progress import slot_file
 from smalti.track.run import RunFolder
 
 _PORT_TRIES = 3
+_OPEN_WAITS_S = (10.0, 20.0, 40.0, 80.0)
+_POLL_S = 0.1
+_NEVER = RestartConfig(attempts=0)
+
+Again = Callable[[int], tuple[Sequence[str], RunFolder]]
+"""Opens the next attempt on so many ranks: returns its command and its folder."""
+
+
+@dataclass(frozen=True)
+class _Patience:
+    """How long ranks have to end: once one is dead, and after SIGTERM or Ctrl-C."""
+
+    grace_s: float
+    stop_s: float
 
 
 def run(
@@ -25,41 +45,77 @@ def run(
     grace_s: float = 2.5,
     stop_s: float = 120.0,
     at_end: Callable[[Outcome], None] | None = None,
-    again: Callable[[], RunFolder] | None = None,
+    again: Again | None = None,
+    restart: RestartConfig = _NEVER,
+    fits: Callable[[int], bool] = lambda ranks: True,
 ) -> Outcome:
-    """Run one attempt of ``command`` on ``ranks`` local ranks to its end.
+    """Run attempts of ``command`` on ``ranks`` local ranks until the run is done or no attempt may follow.
 
-    Only after ``oom`` the next attempt follows, with half the microbatch, in the folder that ``again`` opens for it.
-    ``threads``: CPU threads of each rank, "auto" for cores / ranks. ``grace_s``: how long the other ranks have to end
-    by themselves once one is dead. ``stop_s``: how long they have to save after SIGTERM or Ctrl-C. ``at_end`` is called
-    with the outcome of each attempt while signals are still caught, so that none changes the exit code. Raises
-    RetryableError if the run folder cannot be written before a rank is started; later the outcome is returned all the
-    same.
+    After a fault the next one follows as ``restart`` says, after ``oom`` with half the microbatch in any case;
+    ``again`` opens it. ``fits``: whether the run can be laid out on fewer ranks. ``threads``: CPU threads of each rank,
+    "auto" for cores / ranks. ``grace_s``: how long the other ranks have to end by themselves once one is dead.
+    ``stop_s``: how long they have to save after SIGTERM or Ctrl-C. ``at_end`` is called with the outcome of each
+    attempt while signals are still caught, so that none changes the exit code. Raises RetryableError if the run folder
+    cannot be written before a rank is started; later the outcome is returned all the same.
     """
-    count = max(1, cpu_count() // ranks) if threads == "auto" else int(threads)
+    patience = _Patience(grace_s, stop_s)
+    restarts = Restarts(restart, folder, fits)
     least: int | None = None
     with StopRequests() as requests:
         while True:
-            outcome = _attempt(command, folder, requests, ranks=ranks, threads=count, grace_s=grace_s, stop_s=stop_s)
+            count = max(1, cpu_count() // ranks) if threads == "auto" else int(threads)
+
+            def decide(outcome: Outcome, attempt: RunFolder = folder, ranks: int = ranks) -> Outcome:
+                stops = again is None or requests.any
+                return outcome if stops else restarts.decide(outcome, attempt, ranks)
+
+            outcome = _attempt(command, folder, requests, decide, ranks=ranks, threads=count, patience=patience)
             if at_end is not None:
                 at_end(outcome)
             smaller = outcome.next_microbatch_tokens
             halves = smaller is not None and (least is None or smaller < least)
-            if again is None or not halves or requests.interrupts or requests.terminations:
+            _wait(outcome.wait_s, requests)
+            if again is None or not (halves or outcome.restarts) or requests.any:
                 return outcome
-            least = smaller
-            folder = again()
+            least, ranks = smaller if halves else least, outcome.next_ranks or ranks
+            opened = _open(again, ranks, folder, requests)
+            if opened is None:
+                return outcome
+            command, folder = opened
+
+
+def _open(
+    again: Again, ranks: int, folder: RunFolder, requests: StopRequests
+) -> tuple[Sequence[str], RunFolder] | None:
+    """Return what ``again`` opens, also on a disk that is full for some time; None where that is not possible."""
+    for wait_s in (*_OPEN_WAITS_S, None):
+        try:
+            folder.require_in_place()
+            return again(ranks)
+        except RetryableError as error:
+            get("fleet").error("the next attempt could not be opened: %s", error)
+        if wait_s is None or requests.any or not folder.path.exists():
+            break
+        _wait(wait_s, requests)
+    return None
+
+
+def _wait(seconds: float, requests: StopRequests) -> None:
+    """Wait so long, or until a stop is requested."""
+    end_s = clock.now_s() + seconds
+    while clock.now_s() < end_s and not requests.any:
+        time.sleep(_POLL_S)
 
 
 def _attempt(
     command: Sequence[str],
     folder: RunFolder,
     requests: StopRequests,
+    decide: Callable[[Outcome], Outcome],
     *,
     ranks: int,
     threads: int,
-    grace_s: float,
-    stop_s: float,
+    patience: _Patience,
 ) -> Outcome:
     assert folder.attempt is not None
     events = folder.event_log()
@@ -74,7 +130,7 @@ def _attempt(
             port=free_port(),
             log_of=folder.rank_log,
         )
-        watch = Watch(started, requests, grace_s, stop_s)
+        watch = Watch(started, requests, patience.grace_s, patience.stop_s, slot_file(folder.log_folder(), 0))
         try:
             watch.wait()
         finally:
@@ -82,7 +138,7 @@ def _attempt(
         if attempt_at_port + 1 == _PORT_TRIES or not _port_was_taken(watch, last_step(folder) > step_before):
             break
         get("fleet").info("the port for the ranks was taken by another process; starting them again")
-    outcome = judge(watch, folder)
+    outcome = decide(judge(watch, folder))
     record(outcome, watch, events, folder, clock.now_s() - started_s)
     return outcome
 

@@ -1,5 +1,6 @@
 """Finds the cause of the end of an attempt, and the exit code that follows from it."""
 
+import re
 import signal
 from collections.abc import Mapping
 from dataclasses import replace
@@ -13,11 +14,15 @@ from smalti.track.out_of_memory import describe, happened
 from smalti.track.run import RunFolder
 
 _TAIL_LINES = 15
+_TRACEBACK_LINES = 400
+_TRACEBACK = "Traceback (most recent call last)"
+_DISK = re.compile(r"could not be written|the disk (is full|fails)|No space left on device")
 _RESUME = "run the same command again; it continues from the newest checkpoint"
 _START_OVER = "run the same command again; it starts from the beginning"
 
 
 def judge(watch: Watch, folder: RunFolder) -> Outcome:
+    """Return how the attempt ended."""
     cause = watch.cause()
     step = last_step(folder)
     if watch.requests.interrupts > 1:
@@ -27,6 +32,7 @@ def judge(watch: Watch, folder: RunFolder) -> Outcome:
         return _out_of_memory(oom_event, cause, watch, step)
     if cause is not None:
         outcome = _lost(cause, watch, step) if cause.code == LOST_PEER else _blamed(cause, watch, step)
+        outcome = replace(outcome, step=watch.step_of(outcome.rank, step))
         return _with_value_not_finite(outcome, folder) if outcome.code == ExitCode.CHECK_FAILED else outcome
     if watch.stopped_by is None:
         return Outcome(ExitCode.DONE, f"finished after step {step}", printed=True)
@@ -68,9 +74,12 @@ def _lost(lost: Rank, watch: Watch, step: int) -> Outcome:
     """Return the outcome if all ranks that died had lost another one: those that were left did not answer."""
     if not watch.left:
         tail = tuple(lost.last_lines(_TAIL_LINES))
-        return Outcome(ExitCode.RETRY, f"the ranks lost the connection to each other after step {step}", tail, _RESUME)
+        reason = f"the ranks lost the connection to each other after step {step}"
+        return Outcome(ExitCode.RETRY, reason, tail, _RESUME, cause="network")
     tail = tuple(watch.left[0].last_lines(_TAIL_LINES))
-    return Outcome(ExitCode.RETRY, f"{_unresponsive(watch)} did not answer after step {step}", tail, _RESUME)
+    reason = f"{_unresponsive(watch)} did not answer after step {step}"
+    alone = watch.left[0].rank if len(watch.left) == 1 else None
+    return Outcome(ExitCode.RETRY, reason, tail, _RESUME, cause="hang", rank=alone)
 
 
 def _unresponsive(watch: Watch) -> str:
@@ -94,18 +103,27 @@ def _blamed(cause: Rank, watch: Watch, step: int) -> Outcome:
     who = f"rank {cause.rank} (pid {cause.pid})"
     tail = tuple(cause.last_lines(_TAIL_LINES))
     if cause.code < 0:
-        hint = _RESUME
+        killed_hint = _RESUME
         if cause.code == -signal.SIGKILL:
-            hint += " (if nobody killed it, the machine may be out of memory: see 'dmesg')"
+            killed_hint += " (if nobody killed it, the machine may be out of memory: see 'dmesg')"
         name = signal.Signals(-cause.code).name
         beside = f"; {_unresponsive(watch)} did not answer either" if watch.any_stopped else ""
-        return Outcome(ExitCode.RETRY, f"{who} was killed by {name} after step {step}{beside}", tail, hint)
+        reason = f"{who} was killed by {name} after step {step}{beside}"
+        return Outcome(ExitCode.RETRY, reason, tail, killed_hint, cause="killed", rank=cause.rank)
     known = cause.code in set(ExitCode)
     code = cause.code if known else int(ExitCode.RETRY)
     all_agree = all(rank.code == cause.code for rank in watch.ranks)
     printed = known and (cause.rank == 0 or all_agree)
     reason = f"{who} exited with code {cause.code} after step {step}"
-    return Outcome(code, reason, () if printed else tail, _RESUME if code == ExitCode.RETRY else None, printed)
+    hint = _RESUME if code == ExitCode.RETRY else None
+    outcome = Outcome(code, reason, () if printed else tail, hint, printed, rank=cause.rank)
+    if code in (ExitCode.USAGE, ExitCode.CHECK_FAILED):
+        return outcome
+    log = "\n".join(cause.last_lines(_TRACEBACK_LINES))
+    if cause.code == ExitCode.RETRY:
+        return replace(outcome, cause="disk" if _DISK.search(log) else "reported")
+    start = log.rfind(_TRACEBACK)
+    return replace(outcome, cause="exception", traceback=None if start < 0 else log[start:])
 
 
 def _out_of_memory(oom_event: Mapping[str, Any], cause: Rank | None, watch: Watch, step: int) -> Outcome:

@@ -2,7 +2,9 @@
 
 import sys
 from dataclasses import dataclass
+from typing import Literal
 
+from smalti.config.restart import Cause
 from smalti.track.sinks.console import wants_live
 
 _SHOW_CURSOR = "\x1b[?25h"
@@ -20,10 +22,22 @@ class Outcome:
     hint: str | None = None
     printed: bool = False
     """Rank 0 has printed the error on the terminal."""
-    cause: str | None = None
-    """``oom``: a rank ran out of memory."""
+    cause: Cause | Literal["oom"] | None = None
+    """``oom``: a rank ran out of memory; else a ``Cause`` of train.restart. None: no fault."""
+    rank: int | None = None
+    """The rank that caused it."""
+    step: int = 0
+    """Finished steps of the run."""
+    traceback: str | None = None
+    """Of a rank that ended by an exception, if its log has it."""
     next_microbatch_tokens: int | None = None
     """Microbatch of the next attempt after ``oom``; None: there is no smaller one."""
+    restarts: bool = False
+    """The agent starts the next attempt."""
+    next_ranks: int | None = None
+    """Its number of ranks if they are fewer than before."""
+    wait_s: float = 0.0
+    """Seconds until then."""
 
 
 def announce(outcome: Outcome) -> None:
@@ -31,12 +45,12 @@ def announce(outcome: Outcome) -> None:
 
     A rank that was killed leaves its progress line unfinished and the cursor hidden; both are restored here.
     """
-    if outcome.printed:
+    if outcome.printed and not outcome.restarts:
         return
     if wants_live(sys.stderr):
         sys.stderr.write(f"\n{_SHOW_CURSOR}")
     lines = [f"error: {outcome.reason}"]
-    if outcome.details:
+    if outcome.details and not outcome.printed:
         lines += ["last lines of its log:", *(f"  {line}" for line in outcome.details)]
     lines += [f"hint: {outcome.hint}"] if outcome.hint else []
     sys.stderr.write("\n".join(lines) + "\n")

@@ -31,7 +31,10 @@ def write_end(outcome: Outcome, watch: Watch, events: EventLog, step: int, secon
     lost = cause is not None and cause.code == LOST_PEER
     if cause is not None and cause.code is not None and not lost:
         how = {"signal": signal.Signals(-cause.code).name} if cause.code < 0 else {"code": cause.code}
-        events.write("rank_died", rank=cause.rank, pid=cause.pid, step=step, **how)
+        slot = watch.slots.get(cause.rank)
+        events.write("rank_died", rank=cause.rank, pid=cause.pid, step=step, **how,
+                     phase=None if slot is None else slot.phase.name.lower(),
+                     detected_s=round(watch.detected_s[cause.rank], 3))  # fmt: skip
     if watch.any_stopped or lost:
         for rank in watch.left:
             events.write("rank_unresponsive", rank=rank.rank, pid=rank.pid, step=step, stopped=watch.any_stopped)

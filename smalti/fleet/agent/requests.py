@@ -13,6 +13,11 @@ class StopRequests:
         self.terminations = 0
         self._before: dict[int, Any] = {}
 
+    @property
+    def any(self) -> bool:
+        """True once a stop was requested."""
+        return self.interrupts > 0 or self.terminations > 0
+
     def __enter__(self) -> Self:
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             self._before[number] = signal.signal(number, self._count)

@@ -2,11 +2,13 @@
 
 import signal
 import time
+from pathlib import Path
 
 from smalti.base import clock
 from smalti.base.errors import ExitCode
 from smalti.fleet.agent.requests import StopRequests
 from smalti.fleet.launch.local import LOST_PEER, Rank
+from smalti.track.progress import Progress, read_slots
 
 _POLL_S = 0.05
 _KILL_WAIT_S = 4.0
@@ -18,7 +20,10 @@ UNSAVED = (-signal.SIGTERM, -signal.SIGINT)
 class Watch:
     """Polls the ranks until none is left."""
 
-    def __init__(self, ranks: list[Rank], requests: StopRequests, grace_s: float, stop_s: float) -> None:
+    def __init__(
+        self, ranks: list[Rank], requests: StopRequests, grace_s: float, stop_s: float, progress: Path
+    ) -> None:
+        """progress: the file with the slots of the ranks."""
         self.ranks = ranks
         self.requests = requests
         self.deaths: list[Rank] = []
@@ -28,6 +33,11 @@ class Watch:
         self.left: list[Rank] = []
         """Ranks that had to be killed; if some of them are stopped (SIGSTOP), these alone."""
         self.any_stopped = False
+        self.slots: dict[int, Progress] = {}
+        """Slots of the ranks when a fault was seen."""
+        self.detected_s: dict[int, float] = {}
+        """Rank -> seconds from its end, at most, until that was seen."""
+        self._progress, self._looked_s = progress, clock.now_s()
         self._grace_s, self._stop_s = grace_s, stop_s
         self._kill_at_s: float | None = None
 
@@ -41,6 +51,7 @@ class Watch:
             if self._kill_at_s is not None and clock.now_s() >= self._kill_at_s:
                 self.out_of_time = self.stopped_by is not None and not self._causes()
                 return
+            self._looked_s = clock.now_s()
             time.sleep(_POLL_S)
         self._collect_deaths()
 
@@ -60,6 +71,10 @@ class Watch:
         """Return the rank that caused the end: by signal, exit code, 75, lost peer, in this order; else the first."""
         blamed = self._causes()
         return min(blamed, key=_blame_order) if blamed else None
+
+    def step_of(self, rank: int | None, default: int) -> int:
+        """Return the finished steps of a rank; ``default`` where its slot is not known."""
+        return default if rank is None or rank not in self.slots else self.slots[rank].step
 
     def _causes(self) -> list[Rank]:
         expected: set[int] = {ExitCode.RETRY, ExitCode.INTERRUPTED, *UNSAVED} if self.stopped_by else set()
@@ -81,6 +96,8 @@ class Watch:
         for rank in self.ranks:
             if rank.code not in (None, 0) and rank not in self.deaths:
                 self.deaths.append(rank)
+                self.detected_s[rank.rank] = clock.now_s() - self._looked_s
+                self.slots = self.slots or {slot.rank: slot for slot in read_slots(self._progress)}
                 if rank.code in UNSAVED and self.stopped_by:
                     self._kill_by(self._grace_s)  # it was not training yet, and the others wait for it
                 elif rank in self._causes():

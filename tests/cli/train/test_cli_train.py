@@ -244,13 +244,10 @@ def test_killed_resumed_and_never_killed_give_the_same_losses(work, dry_run):
         assert time.monotonic() < end
         time.sleep(0.02)
     children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
-    started = time.monotonic()
     os.kill(int(children[1]), signal.SIGKILL)
-    _, text = process.communicate(timeout=30)
-    assert process.returncode == 75
-    assert time.monotonic() - started < 10
+    _, text = process.communicate(timeout=60)
+    assert process.returncode == 0
     assert f"rank 1 (pid {children[1]}) was killed by SIGKILL" in text
-    assert train(work, *recipe, "name=killed").returncode == 0
     assert losses(work / "runs/killed") == losses(work / "runs/whole")
     assert [event["attempt"] for event in folder.events() if event["event"] == "attempt_started"] == [0, 1]
     code, _, err = dry_run(recipe[1], "name=killed", "train.optimizer.lr=0.5")
@@ -276,7 +273,8 @@ def test_a_disk_that_fills_up_while_training_is_75_and_no_bug(work):
     def small_files():
         resource.setrlimit(resource.RLIMIT_FSIZE, (LIMIT_BYTES, resource.RLIM_INFINITY))
 
-    done = train(work, "r.yaml", "train.checkpoint.every=1run", "train.log_every=1step", preexec_fn=small_files)
+    options = ("train.checkpoint.every=1run", "train.log_every=1step", "train.restart.attempts=0")
+    done = train(work, "r.yaml", *options, preexec_fn=small_files)
     assert done.returncode == 75, done.stderr
     assert "metrics.jsonl could not be written: File too large" in done.stderr
     assert "run the same command again" in done.stderr

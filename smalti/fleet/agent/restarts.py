@@ -1,0 +1,104 @@
+"""Decides after each attempt whether the next one follows, and on how many ranks.
+
+Not repeated: usage and failed checks (2, 3), a requested stop, and an exception whose traceback was seen before at the
+same step. Attempts in a row without a newer checkpoint end the command, whatever their causes.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+
+from smalti.base.errors import ExitCode, RetryableError
+from smalti.config.restart import RestartConfig
+from smalti.fleet.agent.outcome import Outcome
+from smalti.track.run import RunFolder
+
+_WAIT_S = {"disk": 10.0, "reported": 2.0}
+"""Seconds before the first restart after causes that take time to pass; each further one doubles them."""
+_MOST_WAIT_S = 300.0
+_SAME_RANK = 2
+"""A rank that fails so many times in a row is left out, if ``min_ranks`` allows."""
+_ADDRESS = re.compile(r"0x[0-9a-f]+|\b(pid|process) \d+|:\d{4,5}\b")
+
+
+class Restarts:
+    """Counts the attempts of one command."""
+
+    def __init__(self, config: RestartConfig, folder: RunFolder, fits: Callable[[int], bool] = lambda ranks: True):
+        """fits: whether the run can be laid out on so many ranks."""
+        self.config = config
+        self._fits = fits
+        self._used: Counter[str] = Counter()
+        self._tracebacks: set[tuple[int, str]] = set()
+        self._saved = _saved_step(folder)
+        self._without_progress = 0
+        self._failed: list[int | None] = []
+        """The rank that failed in each attempt since the last restart on fewer ranks."""
+
+    def decide(self, outcome: Outcome, folder: RunFolder, ranks: int) -> Outcome:
+        """Return the outcome with the next attempt (``restarts``, ``next_ranks``, ``wait_s``), or with the reason why
+        there is none."""
+        if outcome.code not in (ExitCode.BUG, ExitCode.RETRY) or outcome.cause is None or outcome.cause == "oom":
+            return outcome
+        if any(event["event"] == "stopped" and event["attempt"] == folder.attempt for event in folder.events()):
+            return outcome
+        self._count_progress(folder)
+        final = self._why_not(outcome)
+        if final is not None:
+            return final
+        assert outcome.cause is not None
+        self._used[outcome.cause] += 1
+        self._failed.append(outcome.rank)
+        fewer = self._fewer(ranks)
+        wait_s = min(_MOST_WAIT_S, _WAIT_S.get(outcome.cause, 0.0) * 2 ** (self._used[outcome.cause] - 1))
+        on = "" if fewer is None else f" on {fewer} of {ranks} ranks, without rank {outcome.rank}"
+        when = f" in {wait_s:.0f} s" if wait_s else ""
+        since = "the beginning" if self._saved is None else f"the checkpoint of step {self._saved:,}"
+        hint = f"the next attempt starts by itself{when}{on}, from {since}"
+        return replace(outcome, restarts=True, next_ranks=fewer, wait_s=wait_s, hint=hint)
+
+    def _count_progress(self, folder: RunFolder) -> None:
+        saved = _saved_step(folder)
+        has_more = saved is not None and (self._saved is None or saved > self._saved)
+        self._without_progress = 0 if has_more else self._without_progress + 1
+        self._saved = saved if has_more else self._saved
+
+    def _why_not(self, outcome: Outcome) -> Outcome | None:
+        """Return the outcome of the command if no attempt follows."""
+        config, cause = self.config, outcome.cause
+        assert cause is not None and cause != "oom"
+        if config.attempts == 0:
+            return outcome
+        if cause == "exception":
+            seen = (outcome.step, _ADDRESS.sub("", outcome.traceback or outcome.reason))
+            if seen in self._tracebacks:
+                return replace(outcome, reason=f"{outcome.reason}: the same error at the same step twice")
+            self._tracebacks.add(seen)
+        if self._without_progress >= config.no_progress:
+            reason = f"{outcome.reason}; {self._without_progress} attempts in a row saved no newer checkpoint"
+            hint = "see logs/attempt-N in the run folder; the same command tries again"
+            return replace(outcome, code=ExitCode.NO_PROGRESS, reason=reason, hint=hint)
+        limit = min(config.attempts, config.budget.get(cause, config.attempts))
+        if self._used.total() >= config.attempts or self._used[cause] >= limit:
+            name = "attempts" if limit == config.attempts else f"budget.{cause}"
+            return replace(outcome, reason=f"{outcome.reason}; train.restart.{name}={limit} is used up")
+        return None
+
+    def _fewer(self, ranks: int) -> int | None:
+        """Return the number of ranks without the one that keeps failing; None to stay on all."""
+        least, last = self.config.min_ranks, self._failed[-_SAME_RANK:]
+        if least is None or len(last) < _SAME_RANK or last[0] is None or len(set(last)) > 1:
+            return None
+        fewer = next((count for count in range(ranks - 1, least - 1, -1) if self._fits(count)), None)
+        if fewer is not None:
+            self._failed.clear()
+            self._without_progress = 0
+        return fewer
+
+
+def _saved_step(folder: RunFolder) -> int | None:
+    try:
+        return folder.saved_step()
+    except RetryableError:  # the disk fails: no checkpoint that can be used
+        return None
