@@ -32,6 +32,7 @@ def export(
     average: Annotated[
         str | None, typer.Option(metavar="last:N", help="The mean of the weights of this checkpoint and those before.")
     ] = None,
+    ema: Annotated[bool, typer.Option("--ema", help="The moving average of the weights (train.ema).")] = False,
     merge: Annotated[
         bool, typer.Option("--merge", help="Of a run that trained adapters: the whole model, with them merged.")
     ] = False,
@@ -62,7 +63,7 @@ def export(
         need("verify", "smalti export --verify", "transformers")
     _check_name(name, register)
     run_folder, step, checkpoints = _source(run, step)
-    form: Any = {"dtype": dtype.value, "merge": merge, "average": average}
+    form: Any = {"dtype": dtype.value, "merge": merge, "average": average, "ema": ema}
     folder = exporter.export(run_folder, step=step, output=output, checkpoints=checkpoints, **form)
     record = store.read_json(store.join(folder, RECORD))
     is_adapter = "base" in record
@@ -93,6 +94,8 @@ def _what(folder: str, record: dict[str, Any]) -> str:
 
     n_bytes = sum(path.stat().st_size for path in Path(folder).glob("*.safetensors"))
     averaged = record.get("averaged_steps")
+    if record.get("ema"):
+        return f"moving average of the weights at step {record['step']}, {record['dtype']}, {format_bytes(n_bytes)}"
     steps = f"mean of steps {', '.join(map(str, averaged))}" if averaged else f"step {record['step']}"
     return f"{steps}, {record['dtype']}, weights {format_bytes(n_bytes)}"
 

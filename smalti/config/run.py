@@ -160,6 +160,12 @@ class RunConfig(JobConfig):
                 allowed="adapter with init_from",
                 hint="init_from=runs/NAME or a Hugging Face folder, or remove adapter",
             )
+        if self.train.ema is not None:
+            raise NotAllowed(
+                "train.ema with an adapter: adapters are exported as they were trained last",
+                allowed="train.ema where all weights are trained",
+                hint="remove train.ema",
+            )
         self.adapter.check(self.model)
         return self
 

@@ -5,7 +5,8 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, model_validator
 
 from smalti.config.durations import LengthConfig
-from smalti.config.optimizer import OptimizerConfig
+from smalti.config.ema import EmaConfig
+from smalti.config.optimizer import OPTIMIZERS, OptimizerConfig
 from smalti.config.parallel import ParallelConfig
 from smalti.config.restart import RestartConfig
 from smalti.config.schema import (
@@ -158,6 +159,8 @@ class TrainConfig(LengthConfig):
     """The optimizer."""
     schedule: ScheduleConfig = ScheduleConfig()
     """The learning rate schedule."""
+    ema: EmaConfig | None = None
+    """Keep a moving average of the weights too, which ``smalti export --ema`` writes. Absent: none."""
     precision: PrecisionConfig = PrecisionConfig()
     """Number formats."""
     loss: LossConfig = LossConfig()
@@ -174,6 +177,11 @@ class TrainConfig(LengthConfig):
     """How often held-out loss is measured during training; always at the end."""
     eval_tokens: Whole = placement(65_536, ge=1)
     """Held-out tokens of each source that are measured during training."""
+
+    @property
+    def moments(self) -> int:
+        """Tensors in fp32 beside each trained parameter: the optimizer's moments, and the average of weights."""
+        return OPTIMIZERS[self.optimizer.name].moments + (self.ema is not None)
 
     @model_validator(mode="after")
     def _microbatch_fits_the_batch(self) -> Self:

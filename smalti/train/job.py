@@ -43,6 +43,7 @@ from smalti.train.recorder import build_recorder
 from smalti.train.schedule import LearningRate
 from smalti.train.sharded_model import check_origin, describe, sharded
 from smalti.train.step import ForwardBackward, Loss, StatefulLoss, TrainState, one_by_one
+from smalti.train.weight_average import WeightAverage
 from smalti.train.weights import keep_tokenizer
 
 MakeEvaluate = Callable[[RunConfig, Mapping[str, bytes], Mesh], Evaluate | None]
@@ -277,7 +278,7 @@ def state_of(
     loss_state = loss.state if isinstance(loss, StatefulLoss) else None
     forward_backward = with_gradient_sums(_forward_backward(config, mesh.layout, model, loss, device), mesh)
     clip_norm = config.train.optimizer.clip_norm
-    return TrainState(
+    state = TrainState(
         model,
         optimizer,
         lr,
@@ -288,6 +289,9 @@ def state_of(
         mesh.layout.pipeline,
         progress=progress or NoProgress(),
     )
+    if config.train.ema is not None:
+        state.after_update = WeightAverage(config.train.ema, config.length, optimizer).update
+    return state
 
 
 def _forward_backward(

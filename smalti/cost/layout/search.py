@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 from smalti.base.errors import UserError
 from smalti.base.units import format_bytes, format_count
 from smalti.config.hardware import Hardware
-from smalti.config.optimizer import OPTIMIZERS
 from smalti.config.run import RunConfig
 from smalti.cost.axes import Layout
 from smalti.cost.layout.collectives import Cut, cut
@@ -96,7 +95,7 @@ def smallest_gpus(
 
 def _state_bytes(config: RunConfig) -> int:
     """Return the least memory of the parameters: master weight, gradient and moments in fp32."""
-    return count(config.model).total * 4 * (2 + OPTIMIZERS[config.train.optimizer.name].moments)
+    return count(config.model).total * 4 * (2 + config.train.moments)
 
 
 @dataclass(frozen=True)

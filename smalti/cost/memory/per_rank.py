@@ -41,7 +41,7 @@ class Memory:
     grads_bytes: int
     """Gradients in the master format, this rank's share."""
     moments_bytes: int
-    """The moments of the optimizer, this rank's share: two of AdamW, one of Lion."""
+    """The moments of the optimizer, this rank's share: two of AdamW, one of Lion; and the average of ``train.ema``."""
     gathered_bytes: int
     """Peak size of the all-gathered (unsharded) weights, in the compute dtype."""
     activations_bytes: int
@@ -110,7 +110,7 @@ def memory_per_rank(
         for batch, seq_len in config.batches_and_lengths
         for layers in _stages(config.model.num_hidden_layers, layout.pipeline)
     )
-    moments = OPTIMIZERS[config.train.optimizer.name].moments
+    moments = config.train.moments
     fullest = max(steps, key=lambda step: max(snapshot.parts.total for snapshot in step))
     assumed = assumed or Assumed()
     memory = _as_memory(fullest, microbatch_tokens, layout, assumed, moments=moments, on_gpu=kind == "cuda")
@@ -153,7 +153,7 @@ def _snapshots_of_stage(
     rank = Rank(
         shards=layout.weight_shards,
         reduce_bytes=FORMAT_BYTES[train.precision.reduce],
-        moments=optimizer.moments,
+        moments=train.moments,
         makes_updates=optimizer.makes_updates,
         recompute=train.parallel.activation_checkpointing == "full",
         microbatches=rows.passes,

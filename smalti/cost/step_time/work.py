@@ -60,6 +60,7 @@ KINDS: dict[str, Kind] = {
     "cross_entropy": Kind(4, 4, kernels=12, fuses=False),
     "square_norm": Kind(0, 1, fuses=False),
     "scale": Kind(0, 2, fuses=False),
+    "average": Kind(0, 3, fuses=False),
     **{
         name: Kind(0, rule.update_values, kernels=rule.update_kernels, fuses=False) for name, rule in OPTIMIZERS.items()
     },
@@ -322,6 +323,8 @@ def update(config: RunConfig, layout: Layout, passes: float) -> list[Work]:
     ]
     if passes > 1:
         work.append(kernel("weights", "accumulate", shard, passes - 1))
+    if config.train.ema is not None:
+        work.append(kernel("optimizer", "average", shard))
     return work
 
 

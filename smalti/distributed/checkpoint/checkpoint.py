@@ -18,7 +18,7 @@ from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.tensor import DTensor
 
 from smalti.base import log
-from smalti.base.errors import DataError
+from smalti.base.errors import DataError, UserError
 from smalti.distributed.checkpoint.shard_reader import ShardReader
 from smalti.distributed.group.world import broadcast_from_rank0, first_failure, together
 from smalti.track.checkpoints import manifest
@@ -145,21 +145,28 @@ class StoredModel(Mapping[str, Tensor]):
     """The model's weights in a checkpoint, by the names of its ``state_dict``: full, plain CPU tensors.
 
     Each is read on access, by one process alone. DataError for a damaged checkpoint, for which every file is read once.
+    ema: of each weight that has one, its moving average (``train.ema``). UserError where none has.
     """
 
-    def __init__(self, path: str | Path) -> None:
+    def __init__(self, path: str | Path, *, ema: bool = False) -> None:
         problem = fault(path)
         if problem is not None:
             raise DataError(f"checkpoint {path} cannot be used: {problem}", hint="name another step, or train again")
         self._reader = ShardReader(Path(path) / "shards")
         self._saved = _stored_model(self._reader)
+        averages = {name: f"optimizer.{name}.ema" for name in self._saved} if ema else {}
+        stored = self._reader.read_metadata().state_dict_metadata
+        self._averages = {name: average for name, average in averages.items() if average in stored}
+        if ema and not self._averages:
+            raise UserError(f"checkpoint {path} has no moving average of weights", hint="train with train.ema")
 
     def __getitem__(self, name: str) -> Tensor:
         saved = self._saved[name]
         tensor = torch.empty(saved.size, dtype=saved.properties.dtype)
         with warnings.catch_warnings():  # one process reads alone on purpose
             warnings.filterwarnings("ignore", message="torch.distributed is disabled")
-            dcp.load({f"model.{name}": tensor}, storage_reader=self._reader, no_dist=True)
+            key = self._averages.get(name, f"model.{name}")
+            dcp.load({key: tensor}, storage_reader=self._reader, no_dist=True)
         return tensor
 
     def __iter__(self) -> Iterator[str]:

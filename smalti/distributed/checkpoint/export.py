@@ -8,7 +8,7 @@ import os
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NoReturn
 
 import torch
 from torch import Tensor
@@ -43,12 +43,13 @@ def export(
     merge: bool = False,
     checkpoints: str | Path | None = None,
     average: str | None = None,
+    ema: bool = False,
 ) -> str:
     """Write a checkpoint of a run to ``output``, default ``RUN/export``: that of ``step``, else the best of
     ``train.checkpoint.best``, else the newest complete one.
 
     ``checkpoints``: the folder that has it, default ``RUN/checkpoints``. ``average``: ``last:5`` for the mean of the
-    weights of that checkpoint and the four before it.
+    weights of that checkpoint and the four before it. ``ema``: the moving average of its weights (``train.ema``).
 
     Return the folder. It appears complete or not at all, and replaces an older one; before that, config and weights are
     read back and must be equal to the bit. The model is never whole in memory. Of a run that trained adapters these
@@ -64,6 +65,8 @@ def export(
     source = _checkpoint(run, step, folder)
     if config.adapter is not None and average is not None:
         raise UserError(f"--average has no effect on adapters, and the run {run} trained them", hint="leave it out")
+    if ema and (config.train.ema is None or average is not None):
+        _why_no_ema(run, average)
     if config.adapter is None and merge:
         raise UserError(f"--merge has no effect: the run {run} trained all weights", hint=f"smalti export {run}")
     if config.adapter is not None and not merge:
@@ -81,14 +84,14 @@ def export(
         )
     averaged = checkpoints_to_average(folder, average, step_of(source)) if average is not None else []
     with writing(final):
-        _write(final, run, config, source, tokenizer.eod_id, dtype, averaged)
+        _write(final, run, config, source, tokenizer.eod_id, dtype, averaged, ema=ema)
     return str(final)
 
 
 def _write(
-    final: Path, run: Path, config: RunConfig, source: str, eod_id: int, dtype: str, averaged: list[str]
+    final: Path, run: Path, config: RunConfig, source: str, eod_id: int, dtype: str, averaged: list[str], *, ema: bool
 ) -> None:
-    weights: Mapping[str, Tensor] = AveragedModel(averaged) if averaged else checkpoint.StoredModel(source)
+    weights: Mapping[str, Tensor] = AveragedModel(averaged) if averaged else checkpoint.StoredModel(source, ema=ema)
     if config.adapter is not None:
         weights = merged_weights(run, config, source)
     temporary = final.with_name(f".{final.name}.{os.getpid()}.tmp")
@@ -108,6 +111,7 @@ def _write(
             "run_folder": str(run.resolve()),
             "step": step_of(source),
             **({"averaged_steps": sorted(map(step_of, averaged))} if averaged else {}),
+            **({"ema": True} if ema else {}),
             "dtype": dtype,
             "time": clock.utc_text(),
             "smalti_version": __version__,
@@ -138,6 +142,8 @@ def refresh_card(run_folder: str | Path) -> None:
 
 def _weights_text(record: dict[str, Any]) -> str:
     averaged = record.get("averaged_steps")
+    if record.get("ema"):
+        return f"{record['dtype']}, the moving average (EMA) of the weights of all steps"
     return f"{record['dtype']}, the mean of steps {', '.join(map(str, averaged))}" if averaged else str(record["dtype"])
 
 
@@ -170,6 +176,15 @@ def verify(folder: str | Path) -> float:
     if not error_frac < _LARGEST_ERROR:
         raise SmaltiError(f"logits of {folder} differ from transformers': relative error {error_frac:.2e}")
     return error_frac
+
+
+def _why_no_ema(run: Path, average: str | None) -> NoReturn:
+    if average is not None:
+        raise UserError(f"--ema and --average {average} are two means of the weights", allowed="one of them")
+    raise UserError(
+        f"the run {run} has no moving average of weights: it was trained without train.ema",
+        hint="--average last:5 is the mean of its newest checkpoints",
+    )
 
 
 def _checkpoint(run: Path, step: int | None, folder: Path) -> str:

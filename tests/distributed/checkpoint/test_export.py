@@ -13,10 +13,10 @@ import torch
 from tiny_runs import add_checkpoint, tiny_run
 
 from smalti.base.errors import DataError, RetryableError, SmaltiError, UserError
-from smalti.config.load import load
+from smalti.config.load import dump, load
 from smalti.config.run import RunConfig
 from smalti.data.tokenizer.encode import load_tokenizer
-from smalti.distributed.checkpoint import card, checkpoint
+from smalti.distributed.checkpoint import card, checkpoint, saver
 from smalti.distributed.checkpoint import export as room
 from smalti.distributed.checkpoint.export import export
 from smalti.model.huggingface import FAMILIES, load_folder
@@ -70,6 +70,27 @@ def test_the_average_of_the_last_checkpoints(tmp_path: Path) -> None:
         with pytest.raises(UserError, match=message):
             export(run, average=average)
     assert (folder / "export.json").read_text() == before
+
+
+def test_the_moving_average_of_a_checkpoint(tmp_path: Path) -> None:
+    run = tiny_run(tmp_path)
+    with pytest.raises(UserError, match=r"was trained without train\.ema"):
+        export(run, ema=True)
+    config = load(RunConfig, str(run), ["train.ema.decay=0.99"]).config
+    (run / "config.yaml").write_text(dump(config))
+    with pytest.raises(UserError, match="has no moving average"):
+        export(run, ema=True)
+    weights = checkpoint.read_model(run / "checkpoints/step-00000020")
+    tensors = {f"model.{name}": tensor for name, tensor in weights.items()}
+    tensors |= {f"optimizer.{name}.ema": tensor + 1 for name, tensor in weights.items()}
+    saver.save(run / "checkpoints", 24, tensors, {"step": 24}, keep=2)
+    folder = Path(export(run, ema=True))
+    exported = load_folder(folder).state_dict()
+    assert all(torch.equal(exported[name], tensor + 1) for name, tensor in weights.items())
+    assert json.loads((folder / "export.json").read_text())["ema"] is True
+    assert "the moving average (EMA)" in (folder / "README.md").read_text()
+    with pytest.raises(UserError, match="two means"):
+        export(run, ema=True, average="last:2")
 
 
 @pytest.mark.sample(3)
