@@ -1,0 +1,141 @@
+"""Runs with faults end with the weights of a run without any, to the bit."""
+
+import hashlib
+import itertools
+import os
+import random
+import signal
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import toy_run
+from forked_command import start
+
+from smalti.config.chaos import ChaosConfig
+from smalti.config.load import dump
+from smalti.config.run import RunConfig
+from smalti.track.run import RunFolder
+
+pytestmark = pytest.mark.slow
+
+STEPS = 120
+ALARMS = ("rank_died", "rank_hung", "rank_unresponsive")
+
+
+def _recipe(root: Path, **train: Any) -> tuple[Path, Path]:
+    parallel = {"ranks": 2, "threads": 1, "timeout": "8s"}
+    config: RunConfig = toy_run.config(root, parallel=parallel, duration=f"{STEPS}step", **train)
+    (root / "r.yaml").write_text(dump(config))
+    return root / "r.yaml", Path(config.run_folder)
+
+
+def _weights(folder: Path) -> dict[str, str]:
+    """Digests of the tensors of the last checkpoint: weights and moments."""
+    shards = (folder / "checkpoints" / f"step-{STEPS:08d}" / "shards").glob("*.safetensors")
+    return {shard.name: hashlib.sha256(shard.read_bytes()).hexdigest() for shard in shards}
+
+
+@pytest.fixture(scope="module")
+def unhurt(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """Digests of a run without faults."""
+    recipe, folder = _recipe(tmp_path_factory.mktemp("unhurt"))
+    code, output = start("train", str(recipe)).finish()
+    assert code == 0, output
+    weights = _weights(folder)
+    assert len(weights) == 2
+    return weights
+
+
+def _planned(seed: int) -> tuple[str, ...]:
+    return ("chaos.mix=llama3", "chaos.count=5", f"chaos.seed={seed}")
+
+
+@pytest.mark.exhaustive
+def test_a_mix_of_faults_ends_with_the_weights_of_a_run_without_faults(
+    tmp_path: Path, unhurt: dict[str, str], proof: Callable[..., int]
+) -> None:
+    """Kinds that hang end by the timeout of the collectives at the latest; a reader that is stuck has none."""
+    seeds = (seed for seed in itertools.count(1) if "stuck_data" not in _kinds(seed))
+    for seed in itertools.islice(seeds, proof(short=1, full=21)):
+        recipe, folder = _recipe(tmp_path / str(seed))
+        code, output = start("train", str(recipe), *_planned(seed)).finish(400)
+        assert code == 0, output
+        assert _weights(folder) == unhurt
+        injected = [event for event in RunFolder(folder).events() if event["event"] == "fault_injected"]
+        assert len(injected) == len(_kinds(seed))
+
+
+def _kinds(seed: int) -> list[str]:
+    """The kinds of faults that a seed draws."""
+    drawn = ChaosConfig(mix="llama3", count=5, seed=seed).planned(total_steps=STEPS, ranks=2)
+    return [fault.kind for fault in drawn]
+
+
+def test_a_kill_of_the_agent_or_of_the_whole_tree_at_any_moment_loses_nothing(
+    tmp_path: Path, unhurt: dict[str, str], proof: Callable[..., int]
+) -> None:
+    """No rank of the command before is left when the next one starts its own."""
+    rng = random.Random(7)
+    left, number = proof(short=3, full=100), 0
+    while left:
+        number += 1
+        recipe, folder = _recipe(tmp_path / str(number))
+        while True:
+            command = start("train", str(recipe))
+            if left and _is_killed_after(command.pid, rng.uniform(0.0, 4.0), whole_tree=rng.random() < 0.5):
+                left -= 1
+                assert command.finish()[0] == -signal.SIGKILL
+                continue
+            code, output = command.finish()
+            assert code == 0, output
+            break
+        started = [event["attempt"] for event in RunFolder(folder).events() if event["event"] == "attempt_started"]
+        assert len(started) == len(set(started)), "no attempt is started twice"
+        assert _weights(folder) == unhurt
+
+
+def _is_killed_after(agent: int, seconds: float, *, whole_tree: bool) -> bool:
+    """Kill an agent, and with ``whole_tree`` its ranks; return False where it has ended by itself before."""
+    end_s = time.monotonic() + seconds
+    process = psutil.Process(agent)
+    while time.monotonic() < end_s:
+        if process.status() == psutil.STATUS_ZOMBIE:
+            return False
+        time.sleep(0.02)
+    ranks = process.children(recursive=True)
+    if process.status() == psutil.STATUS_ZOMBIE:
+        return False
+    os.kill(agent, signal.SIGKILL)
+    for rank in ranks if whole_tree else []:
+        with suppress(psutil.NoSuchProcess):
+            rank.kill()
+    psutil.wait_procs(ranks, timeout=10)
+    assert not any(rank.is_running() and rank.status() != psutil.STATUS_ZOMBIE for rank in ranks)
+    return True
+
+
+@pytest.mark.exhaustive
+def test_evaluations_checkpoints_and_a_pause_of_3_seconds_are_no_fault(
+    tmp_path: Path, proof: Callable[..., int]
+) -> None:
+    """30 minutes in ``make prove``: as many runs as fit."""
+    end_s = time.monotonic() + proof(short=1, full=1800)
+    for number in itertools.count():
+        recipe, folder = _recipe(tmp_path / str(number), eval_every="10step", checkpoint={"every": "2step"})
+        pauses = ", ".join(
+            f"{{kind: sigstop, rank: {rank}, step: {step}, phase: {phase}, duration: 3s}}"
+            for rank, step, phase in ((0, 20, "data"), (1, 50, "backward"), (1, 90, "checkpoint"))
+        )
+        code, output = start("train", str(recipe), f"chaos.faults=[{pauses}]").finish(120)
+        assert code == 0, output
+        events = [event["event"] for event in RunFolder(folder).events()]
+        assert events.count("fault_injected") == 3
+        assert events.count("attempt_started") == 1
+        assert not set(ALARMS) & set(events)
+        if time.monotonic() >= end_s:
+            return
