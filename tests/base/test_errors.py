@@ -26,7 +26,7 @@ def test_exit_codes(kind: type[SmaltiError], code: int) -> None:
 def test_every_kind_has_a_code_of_the_table() -> None:
     kinds = [one for one in vars(errors).values() if isinstance(one, type) and issubclass(one, SmaltiError)]
     assert set(kinds) == set(CODES)
-    assert {int(code) for code in ExitCode} == {0, 1, 2, 3, 75, 130, 143}
+    assert {int(code) for code in ExitCode} == {0, 1, 2, 3, 75, 93, 130, 143}
 
 
 def test_message_allowed_hint_stand_on_their_lines() -> None:

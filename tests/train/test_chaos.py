@@ -27,6 +27,8 @@ from smalti.track.progress import Phase, read_slots, slot_file
 from smalti.track.run import RunFolder
 from smalti.train import build, faults, fit
 
+pytestmark = pytest.mark.slow  # ranks that die or hang
+
 
 def _config(root: Path, *planned: dict[str, Any], ranks: int = 1, **train: Any) -> RunConfig:
     tree = toy_run.config(root, parallel={"ranks": ranks, "threads": 1}, **train).model_dump(mode="json")
@@ -87,7 +89,6 @@ def _wait(condition: Any, timeout_s: float = 60) -> None:
 HANGS = {"sigstop": "backward", "held_gil": "forward", "deadlock": "optimizer", "stuck_data": "data"}
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("kind", list(HANGS))
 def test_a_rank_that_hangs_shows_where_in_its_slot(kind, tmp_path) -> None:
     """A rank that waits for it is further in the same step, or in the collective before it."""
@@ -141,7 +142,7 @@ def test_a_slow_rank_takes_longer_in_its_forward_passes_alone(tmp_path) -> None:
     _fit(config)
     (slot,) = read_slots(slot_file(RunFolder.read(config.run_folder).log_folder(0), 0))
     assert slot.spent_s(Phase.BACKWARD) > 3 * slot.spent_s(Phase.FORWARD), "the time is spent as the pass ends"
-    assert slot.work_ns / 1e9 > 0.5 * slot.spent_s(Phase.BACKWARD), "of the processor"
+    assert slot.work_ns / 1e9 > 0.15 * slot.spent_s(Phase.BACKWARD), "of the processor, which others may use too"
 
 
 def test_a_full_disk_refuses_the_checkpoints_of_the_rank(tmp_path) -> None:
@@ -224,7 +225,6 @@ def test_what_cannot_be_injected_here_is_refused_before_the_first_step(tmp_path,
             build(_config(tmp_path / "root", {"kind": "cut_line", "step": 3}))
 
 
-@pytest.mark.slow
 def test_the_agent_can_be_killed_and_the_same_command_continues(tmp_path) -> None:
     config = _config(tmp_path, {"kind": "agent_death", "rank": 1, "step": 13}, ranks=2)
     (tmp_path / "r.yaml").write_text(dump(config))
