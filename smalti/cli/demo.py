@@ -99,7 +99,8 @@ def _pretrain(minutes: float, track: tuple[str, ...], gauntlet: str | None) -> N
     stage("Tokenize: train a byte-level BPE, write token files", "data", "tokenize", "demo-tokenize")
     duration, rate = _duration(minutes)
     stage("Plan: the cost of this run", "plan", "time", "demo", *duration, *rate)
-    stage("Train: a small Llama on two ranks", "train", "demo", *duration, *track)
+    title = "Train: a small Llama on two ranks; rank 1 is killed on purpose, and the run continues by itself"
+    stage(title, "train", "demo", *duration, *_kill(duration), *track)
     stage("Export: a Hugging Face folder, compared with transformers", "export", RUN, *_verify())
     stage("Evaluate: bits per byte against gzip and xz, two tasks", "eval", "run", RUN)
     if gauntlet is not None:
@@ -175,6 +176,34 @@ def _duration(minutes: float) -> tuple[tuple[str, ...], tuple[str, ...]]:
     return (f"train.duration={max(20, round(minutes * 60 / step_s))}step",), ("--rate", f"{rate:.4g}")
 
 
+def _kill(duration: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the override that kills rank 1 soon after the first checkpoint, which is of a quarter of the run.
+
+    Empty for an earlier run whose length is not in steps.
+    """
+    length = duration[0].removeprefix("train.duration=").removesuffix("step")
+    if not length.isdigit():
+        return ()
+    steps = int(length)
+    step = min(steps, steps // 4 + max(5, steps // 60))
+    return (f"chaos.faults=[{{kind: sigkill, rank: 1, step: {step}}}]",)
+
+
+def _recovery() -> list[tuple[str, str]]:
+    """Return a line for each fault of the training: detection, restart, and the steps that were repeated."""
+    from smalti.base.clock import wall_s
+    from smalti.track.goodput import ledger, read_history
+    from smalti.track.report.interruptions import how_detected, what_happened, what_was_done
+
+    result = ledger(read_history(RUN, wall_s()))
+    lines = []
+    for fault in result.interruptions if result is not None else ():
+        repeated = fault.step - (fault.resumed_step or 0)
+        lines.append(("interruption", f"{what_happened(fault)} at step {fault.step}, {how_detected(fault)}"))
+        lines.append(("", f"{what_was_done(fault)}, {repeated} steps repeated"))
+    return lines
+
+
 def _trial_step_s() -> float:
     """Return the seconds of a step on this machine, over the second half of a trial."""
     stage("Trial: measure the time of a step", "train", "demo", "--try", str(TRIAL_STEPS), "train.eval_every=1run")
@@ -212,6 +241,7 @@ def _summary(total_s: float) -> str:
     for name, task in _newest_results("demo")["tasks"].items():
         lines.append((name, _score(task)))
     lines += _core_average(_newest_results("gauntlet"))
+    lines += _recovery()
     lines.append(("total time", format_seconds(total_s)))
     return "\n== Results\n" + pairs(lines)
 

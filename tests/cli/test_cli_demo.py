@@ -244,3 +244,13 @@ def test_the_run_of_an_earlier_demo_keeps_its_length(
     output = capsys.readouterr().out
     assert f"{demo.RUN} {line}" in output
     assert "--minutes" in output
+
+
+def test_a_rank_is_killed_soon_after_the_first_checkpoint() -> None:
+    from smalti.cli import demo
+
+    for steps, at in ((20, 10), (68, 22), (1200, 320)):
+        assert demo._kill((f"train.duration={steps}step",)) == (
+            f"chaos.faults=[{{kind: sigkill, rank: 1, step: {at}}}]",
+        )
+    assert demo._kill(("train.duration=2e6tok",)) == ()
