@@ -8,12 +8,15 @@ from smalti.base.chart.bars import Bar, bar_chart
 from smalti.base.chart.frame import CSS, column, standalone
 from smalti.base.chart.heatmap import heatmap
 from smalti.base.chart.lines import Cross, Marker, Series, line_chart, stacked_area
+from smalti.base.chart.timeline import Arrow, Panel, timeline
 
 __all__ = [
     "CSS",
+    "Arrow",
     "Bar",
     "Cross",
     "Marker",
+    "Panel",
     "Series",
     "bar_chart",
     "column",
@@ -21,4 +24,5 @@ __all__ = [
     "line_chart",
     "stacked_area",
     "standalone",
+    "timeline",
 ]

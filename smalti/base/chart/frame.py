@@ -61,7 +61,7 @@ class Frame:
         self.left, self.right = _LEFT, width - _RIGHT
         self.top, self.bottom = 30 + 18 * rows, height - _BOTTOM
 
-    def axes(self, x: Scale, y: Scale, x_label: str, format_y: Callable[[float], str]) -> str:
+    def axes(self, x: Scale, y: Scale, x_label: str, format_y: Callable[[float], str], *, with_x: bool = True) -> str:
         parts = []
         for value in y.ticks(4):
             at = xy(y(value))
@@ -69,7 +69,7 @@ class Frame:
             parts.append(
                 f'<text x="{self.left - 7}" y="{xy(y(value) + 4)}" text-anchor="end">{escape(format_y(value))}</text>'
             )
-        for value in x.ticks(7):
+        for value in x.ticks(7) if with_x else ():
             parts.append(f'<text x="{xy(x(value))}" y="{self.bottom + 16}" text-anchor="middle">{short(value)}</text>')
         parts.append(f'<line class="a" x1="{self.left}" x2="{self.right}" y1="{self.bottom}" y2="{self.bottom}"/>')
         if x_label:

@@ -99,7 +99,7 @@ def line_chart(
     hovered: list[tuple[int, str, list[tuple[float, float]]]] = []
     names: list[tuple[float, float, str, int]] = []
     for s, line, colour in zip(series, clean, colours, strict=True):
-        body.append(_polyline(line, x_scale, y_scale, colour, s.style, frame.right - frame.left))
+        body.append(polyline(line, x_scale, y_scale, colour, s.style, frame.right - frame.left))
         if s.named_at_end and (known := [point for point in line if point is not None]):
             names.append((x_scale(known[-1][0]), y_scale(known[-1][1]), s.name, colour))
         if s.is_plain:
@@ -155,9 +155,10 @@ def stacked_area(
     return frame.wrap("".join(body) + axes + hovers)
 
 
-def _polyline(
+def polyline(
     line: Sequence[tuple[float, float] | None], x: Scale, y: Scale, colour: int, style: str, pixels: float
 ) -> str:
+    """Draw a line with gaps where a point is None."""
     runs: list[list[tuple[float, float]]] = [[]]
     for point in line:
         if point is None:

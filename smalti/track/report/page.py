@@ -10,6 +10,7 @@ from smalti.base.units import format_count, format_flops, format_frac, format_se
 from smalti.track.report import curves
 from smalti.track.report.continued import COLUMNS, continued
 from smalti.track.report.experts import experts_section
+from smalti.track.report.goodput import goodput_section
 from smalti.track.report.html import document, row, table, wide_and_narrow
 from smalti.track.report.machine import machine_charts
 from smalti.track.report.read import EvalRun, RunRecord
@@ -37,6 +38,7 @@ def page(run: RunRecord, parameters: tuple[int, int] | None) -> str:
         _evals(run),
         _samples(run),
         _machine(run),
+        goodput_section(run),
         _timeline(run),
         _config(run),
         f"<footer>Written by <code>smalti runs report {escape(run.folder)}</code> from the run folder.</footer>",
