@@ -36,8 +36,6 @@ def test_kills_of_a_rank_and_of_the_whole_command(tmp_path: Path) -> None:
     folder = Path(config.run_folder)
     command = start("train", str(recipe))
     kills_s = [_kill(_wait_for_step(folder, 0, 60))]
-    command.finish()
-    command = start("train", str(recipe))
     _wait_for_step(folder, 1, 140)
     kills_s.append(_kill(command.pid))
     command.finish()
@@ -53,6 +51,7 @@ def test_kills_of_a_rank_and_of_the_whole_command(tmp_path: Path) -> None:
     assert [each.event.get("event") for each in result.interruptions] == ["rank_died", None]
     for each in result.interruptions:
         assert each.resumed_step in (each.step // 40 * 40, each.step // 40 * 40 - 40)  # or it was still being written
+    assert [each.by_itself for each in result.interruptions] == [True, False]
     assert result.seconds["idle"] > 2 * 1.0
     used = ("train", "data_wait", "checkpoint", "lost_work", "init", "detect", "restart", "idle")
     assert all(result.seconds[bucket] > 0 for bucket in used), result.seconds
