@@ -78,6 +78,8 @@ class Progress:
     """Processor time of the process in the phases of a step: waiting for other ranks is not part of it."""
     spent_ns: tuple[int, ...]
     """Time in each finished phase so far, by ``Phase``."""
+    lacks_batch: bool = False
+    """In phase ``DATA``: this rank itself does not have its next batch."""
 
     def in_phase_s(self, now_ns: int) -> float:
         """Return the seconds in the present phase at ``now_ns`` of CLOCK_MONOTONIC."""
@@ -112,6 +114,7 @@ class ProgressWriter:
         self.collectives: Callable[[], int] = lambda: 0
         """Returns the number of collectives that this rank has started."""
         self._step, self._count, self._held = 0, 0, False
+        self._lacks_batch = False
         self._opened_ns, self._opened_wall_ns = time.monotonic_ns(), time.time_ns()
         self._began_ns, self._work_began_ns, self._work_ns = self._opened_ns, 0, 0
         self._spent_ns = [0] * 16
@@ -130,6 +133,7 @@ class ProgressWriter:
             else:
                 self._work_ns += work_ns - self._work_began_ns
         self.phase, self._began_ns = phase, now_ns
+        self._lacks_batch = False
         self._count += 1
         if step is not None:
             self._step = step
@@ -138,6 +142,12 @@ class ProgressWriter:
     def trained_s(self) -> float | None:
         """Return the seconds of finished phases of steps so far, with waits for data; None: not recorded."""
         return sum(self._spent_ns[phase] for phase in STEP) / 1e9
+
+    def wait_for_batch(self, lacks: bool) -> None:
+        """Record whether this rank itself lacks its next batch, until the next phase."""
+        if lacks != self._lacks_batch:
+            self._lacks_batch = lacks
+            self._write(self.collectives())
 
     @contextmanager
     def within(self, phase: Phase) -> Iterator[None]:
@@ -159,7 +169,7 @@ class ProgressWriter:
         body = self._offset + _HEAD.size
         _HEAD.pack_into(self._map, self._offset, self._sequence + 1)
         _BODY.pack_into(
-            self._map, body, self._rank, self._pid, self.phase, 0, self._step, self._count, collectives,
+            self._map, body, self._rank, self._pid, self.phase, self._lacks_batch, self._step, self._count, collectives,
             self._began_ns, self._opened_ns, self._opened_wall_ns, self._work_ns, *self._spent_ns,
         )  # fmt: skip
         self._sequence += 2
@@ -192,6 +202,9 @@ class NoProgress:
     def enter(self, phase: Phase, *, step: int | None = None) -> None:
         """Keep the phase."""
         self.phase = phase
+
+    def wait_for_batch(self, lacks: bool) -> None:
+        """Do nothing."""
 
     def trained_s(self) -> float | None:
         """Return None: no time is kept."""
@@ -227,7 +240,8 @@ def _read(mapped: mmap.mmap, offset: int) -> Progress | None:
         if before % 2 == 0 and before == _HEAD.unpack_from(mapped, offset)[0]:
             break
     # A slot that stays odd is of a rank that was killed or stopped while it wrote; what it holds is still about right.
-    rank, pid, phase, _, step, count, collectives, began, opened, wall, work, *spent = values
+    rank, pid, phase, lacks_batch, step, count, collectives, began, opened, wall, work, *spent = values
     if opened == 0:
         return None
-    return Progress(rank, pid, Phase(phase), step, count, collectives, began, opened, wall, work, tuple(spent))
+    return Progress(rank, pid, Phase(phase), step, count, collectives, began, opened, wall, work, tuple(spent),
+                    bool(lacks_batch))  # fmt: skip

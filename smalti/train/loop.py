@@ -196,6 +196,7 @@ class _Loop:
         self.garbage.collect_if_due(self.job.state.step + 1)
         while self.agreed.lacks_batch and not self.agreed.stop:
             has_batch = self.batches.wait(_VOTE_EVERY_S)
+            self.job.state.progress.wait_for_batch(not has_batch)
             self._vote.start(self.signals.requested, 0, 0, not has_batch, self.saving.is_writing)
             self._agree()
 

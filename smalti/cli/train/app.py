@@ -186,6 +186,7 @@ def _as_agent(loaded: "Loaded[RunConfig]", arguments: list[str], *, fork: "Fork 
         outcome = agent.run(
             command, ranks=parallel.ranks, folder=folder, threads=parallel.threads, at_end=ended, again=again,
             restart=loaded.config.train.restart, fits=lambda ranks: preflight.fits(loaded.config, ranks),
+            limits=preflight.limits(loaded.config),
         )  # fmt: skip
     finally:
         folder.close()
@@ -259,7 +260,7 @@ def _as_rank(loaded: "Loaded[RunConfig]", *, fork: bool, trial: int | None) -> i
     """Train as one rank of the world that this process was started in."""
     from smalti.base import log
     from smalti.base.env import attempt_is_open, log_level, world
-    from smalti.cli.train.leave import log_and_exit, report_and_exit
+    from smalti.cli.train.leave import log_and_exit, report_and_exit, write_stacks_on_signal
     from smalti.fleet.launch.local import LOST_PEER
     from smalti.track.progress import open_slot
     from smalti.track.run import RunFolder
@@ -271,6 +272,7 @@ def _as_rank(loaded: "Loaded[RunConfig]", *, fork: bool, trial: int | None) -> i
         folder = RunFolder.join(config.run_folder, place.attempt)
         folder.require_identity(config)
         file = str(folder.rank_log(place.rank))
+        write_stacks_on_signal(folder.log_folder(), place.rank)
         progress = open_slot(folder.log_folder(), place)  # before torch is imported, so that its time is seen
     else:
         loaded = _of_world(loaded, place.world_size)

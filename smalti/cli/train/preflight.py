@@ -15,6 +15,11 @@ if TYPE_CHECKING:
     from smalti.config.fork import Fork
     from smalti.config.run import RunConfig
     from smalti.data.stream.inputs import Inputs
+    from smalti.fleet.agent.watchdog import Limits
+
+_STORE_FLOOR_S = 120.0
+"""Requests to a store that fails are repeated for about so long."""
+_COMPILE_FLOOR_S = 120.0
 
 
 def check(
@@ -45,6 +50,22 @@ def fits(config: "RunConfig", ranks: int) -> bool:
     except UserError:
         return False
     return True
+
+
+def limits(config: "RunConfig") -> "Limits":
+    """Return the limits after which a rank is taken for hanging: longer where it may wait for a store or compile."""
+    from smalti.config.durations import to_seconds
+    from smalti.fleet.agent.watchdog import Limits
+    from smalti.track.progress import TRAINING, Phase
+
+    parallel = config.train.parallel
+    initial_s, floor_s = to_seconds(parallel.timeout), to_seconds(config.train.restart.hang_floor)
+    assert initial_s is not None and floor_s is not None
+    floors_s = {} if data_is_local(config) else {Phase.DATA: max(floor_s, _STORE_FLOOR_S)}
+    has_gpu = parallel.device != "cpu" and any(Path(path).exists() for path in ("/dev/nvidiactl", "/dev/kfd"))
+    if parallel.compile is True or (parallel.compile == "auto" and has_gpu):  # another shape is compiled again
+        floors_s |= {phase: max(floor_s, _COMPILE_FLOOR_S) for phase in TRAINING}
+    return Limits(floor_s, initial_s, floors_s=floors_s)
 
 
 def origin_warnings(config: "RunConfig", origins: "Mapping[str, str] | None" = None) -> list[str]:

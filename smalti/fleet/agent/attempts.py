@@ -15,6 +15,7 @@ from smalti.fleet.agent.record import record
 from smalti.fleet.agent.requests import StopRequests
 from smalti.fleet.agent.restarts import Restarts
 from smalti.fleet.agent.watch import Watch
+from smalti.fleet.agent.watchdog import Limits
 from smalti.fleet.launch.local import free_port, start
 from smalti.track.progress import slot_file
 from smalti.track.run import RunFolder
@@ -30,10 +31,11 @@ Again = Callable[[int], tuple[Sequence[str], RunFolder]]
 
 @dataclass(frozen=True)
 class _Patience:
-    """How long ranks have to end: once one is dead, and after SIGTERM or Ctrl-C."""
+    """How long ranks have to end, once one is dead and after SIGTERM or Ctrl-C; and to make progress."""
 
     grace_s: float
     stop_s: float
+    limits: Limits | None
 
 
 def run(
@@ -48,17 +50,19 @@ def run(
     again: Again | None = None,
     restart: RestartConfig = _NEVER,
     fits: Callable[[int], bool] = lambda ranks: True,
+    limits: Limits | None = None,
 ) -> Outcome:
     """Run attempts of ``command`` on ``ranks`` local ranks until the run is done or no attempt may follow.
 
     After a fault the next one follows as ``restart`` says, after ``oom`` with half the microbatch in any case;
     ``again`` opens it. ``fits``: whether the run can be laid out on fewer ranks. ``threads``: CPU threads of each rank,
-    "auto" for cores / ranks. ``grace_s``: how long the other ranks have to end by themselves once one is dead.
+    "auto" for cores / ranks. ``limits``: a rank that makes no progress for longer is killed; None: none is.
+    ``grace_s``: how long the other ranks have to end by themselves once one is dead.
     ``stop_s``: how long they have to save after SIGTERM or Ctrl-C. ``at_end`` is called with the outcome of each
     attempt while signals are still caught, so that none changes the exit code. Raises RetryableError if the run folder
     cannot be written before a rank is started; later the outcome is returned all the same.
     """
-    patience = _Patience(grace_s, stop_s)
+    patience = _Patience(grace_s, stop_s, limits)
     restarts = Restarts(restart, folder, fits)
     least: int | None = None
     with StopRequests() as requests:
@@ -130,7 +134,8 @@ def _attempt(
             port=free_port(),
             log_of=folder.rank_log,
         )
-        watch = Watch(started, requests, patience.grace_s, patience.stop_s, slot_file(folder.log_folder(), 0))
+        slots = slot_file(folder.log_folder(), 0)
+        watch = Watch(started, requests, patience.grace_s, patience.stop_s, slots, patience.limits)
         try:
             watch.wait()
         finally:

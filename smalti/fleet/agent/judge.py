@@ -9,6 +9,7 @@ from typing import Any
 from smalti.base.errors import ExitCode
 from smalti.fleet.agent.outcome import Outcome
 from smalti.fleet.agent.watch import UNSAVED, Watch
+from smalti.fleet.agent.watchdog import Hang
 from smalti.fleet.launch.local import LOST_PEER, Rank
 from smalti.track.out_of_memory import describe, happened
 from smalti.track.run import RunFolder
@@ -30,6 +31,8 @@ def judge(watch: Watch, folder: RunFolder) -> Outcome:
     oom_event = happened(folder.events(), folder.attempt)
     if oom_event is not None and watch.stopped_by is None:
         return _out_of_memory(oom_event, cause, watch, step)
+    if watch.hang is not None:
+        return _hung(watch.hang, watch)
     if cause is not None:
         outcome = _lost(cause, watch, step) if cause.code == LOST_PEER else _blamed(cause, watch, step)
         outcome = replace(outcome, step=watch.step_of(outcome.rank, step))
@@ -80,6 +83,16 @@ def _lost(lost: Rank, watch: Watch, step: int) -> Outcome:
     reason = f"{_unresponsive(watch)} did not answer after step {step}"
     alone = watch.left[0].rank if len(watch.left) == 1 else None
     return Outcome(ExitCode.RETRY, reason, tail, _RESUME, cause="hang", rank=alone)
+
+
+def _hung(hang: Hang, watch: Watch) -> Outcome:
+    """Return the outcome if the watchdog has ended the attempt."""
+    guilty = next((rank for rank in watch.ranks if rank.rank == hang.rank), None)
+    who = "every rank" if guilty is None else f"rank {guilty.rank} (pid {guilty.pid})"
+    reason = f"{who} made no progress for {hang.still_s:.0f} s in {hang.phase.name.lower()} after step {hang.step}"
+    reason += f": {hang.why}" if hang.why else ""
+    tail = () if guilty is None else tuple(guilty.last_lines(_TAIL_LINES))
+    return Outcome(ExitCode.RETRY, reason, tail, _RESUME, cause="hang", rank=hang.rank, step=hang.step)
 
 
 def _unresponsive(watch: Watch) -> str:

@@ -35,7 +35,12 @@ def write_end(outcome: Outcome, watch: Watch, events: EventLog, step: int, secon
         events.write("rank_died", rank=cause.rank, pid=cause.pid, step=step, **how,
                      phase=None if slot is None else slot.phase.name.lower(),
                      detected_s=round(watch.detected_s[cause.rank], 3))  # fmt: skip
-    if watch.any_stopped or lost:
+    hang = watch.hang
+    if hang is not None:
+        pid = next((rank.pid for rank in watch.ranks if rank.rank == hang.rank), None)
+        events.write("rank_hung", rank=hang.rank, pid=pid, step=hang.step, phase=hang.phase.name.lower(),
+                     detected_s=round(hang.still_s, 3), why=hang.why, evidence=watch.evidence)  # fmt: skip
+    elif watch.any_stopped or lost:
         for rank in watch.left:
             events.write("rank_unresponsive", rank=rank.rank, pid=rank.pid, step=step, stopped=watch.any_stopped)
     codes = [int(ExitCode.RETRY) if rank.code == LOST_PEER else rank.code for rank in watch.ranks]

@@ -6,7 +6,10 @@ from pathlib import Path
 
 from smalti.base import clock
 from smalti.base.errors import ExitCode
+from smalti.fleet.agent import evidence
+from smalti.fleet.agent.evidence import stacks_of
 from smalti.fleet.agent.requests import StopRequests
+from smalti.fleet.agent.watchdog import Hang, Limits, Watchdog
 from smalti.fleet.launch.local import LOST_PEER, Rank
 from smalti.track.progress import Progress, read_slots
 
@@ -21,9 +24,15 @@ class Watch:
     """Polls the ranks until none is left."""
 
     def __init__(
-        self, ranks: list[Rank], requests: StopRequests, grace_s: float, stop_s: float, progress: Path
+        self,
+        ranks: list[Rank],
+        requests: StopRequests,
+        grace_s: float,
+        stop_s: float,
+        progress: Path,
+        limits: Limits | None = None,
     ) -> None:
-        """progress: the file with the slots of the ranks."""
+        """progress: the file with the slots of the ranks. limits: of phases; None: hangs are not detected."""
         self.ranks = ranks
         self.requests = requests
         self.deaths: list[Rank] = []
@@ -37,6 +46,10 @@ class Watch:
         """Slots of the ranks when a fault was seen."""
         self.detected_s: dict[int, float] = {}
         """Rank -> seconds from its end, at most, until that was seen."""
+        self.hang: Hang | None = None
+        self.evidence: str | None = None
+        """Name of the file with the evidence of a hang."""
+        self._watchdog = None if limits is None else Watchdog(limits, progress)
         self._progress, self._looked_s = progress, clock.now_s()
         self._grace_s, self._stop_s = grace_s, stop_s
         self._kill_at_s: float | None = None
@@ -46,7 +59,7 @@ class Watch:
         while any(rank.code is None for rank in self.ranks):
             self._forward()
             self._collect_deaths()
-            if self.requests.interrupts > 1:
+            if self.requests.interrupts > 1 or self._hangs():
                 return
             if self._kill_at_s is not None and clock.now_s() >= self._kill_at_s:
                 self.out_of_time = self.stopped_by is not None and not self._causes()
@@ -54,6 +67,19 @@ class Watch:
             self._looked_s = clock.now_s()
             time.sleep(_POLL_S)
         self._collect_deaths()
+
+    def _hangs(self) -> bool:
+        """Return whether a rank hangs; it is named, and the evidence written. A stop has its own time limit."""
+        if self._watchdog is None or self.deaths or self.stopped_by is not None:
+            return False
+        slots = self._watchdog.look(self.ranks)
+        if not slots:
+            return False
+        folder = self._progress.parent
+        stacks = stacks_of(self.ranks, folder)
+        self.hang = self._watchdog.name(slots, self.ranks, stacks)
+        self.evidence = evidence.write(folder, slots, self.ranks, stacks)
+        return True
 
     def kill_all(self) -> None:
         """Kill the ranks that are left (SIGKILL), and wait for them."""

@@ -18,6 +18,14 @@ from smalti.track.line_file import disk_trouble
 LOST_PEER = 76
 """Exit code between rank and agent only: this rank failed because another one is gone, and has printed nothing."""
 
+STACK_SIGNAL = signal.SIGUSR2
+"""On this signal a rank writes the stacks of its threads to ``stack_file``."""
+
+
+def stack_file(log_folder: Path, rank: int) -> Path:
+    """Return the file of a rank's stacks in the log folder of an attempt."""
+    return log_folder / f"stacks-{rank:03d}.txt"
+
 
 @dataclass
 class Rank:

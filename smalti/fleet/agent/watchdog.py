@@ -1,0 +1,136 @@
+"""Detects ranks that make no progress, from their slots (``track/progress.py``), with limits learned for each phase.
+
+The rank that is furthest behind decides: ranks that wait for it are not taken for hanging. How long a rank is still is
+counted by the agent's looks, so a machine that was suspended gives no false alarm.
+"""
+
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from smalti.base import clock
+from smalti.fleet.agent.evidence import waits_in_collective
+from smalti.fleet.launch.local import Rank
+from smalti.track.progress import Phase, Progress, read_slots
+
+_EVERY_S = 1.0
+_MOST_PER_LOOK_S = 2.0
+"""A longer time between two looks is not the rank's: the agent itself did not run."""
+_FACTOR = 3.0
+_OBSERVATIONS = 3
+_LEARNED = (Phase.DATA, Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER)
+"""Phases whose limit may be below the initial one. Evaluations, saves, compilation and hooks vary too much."""
+
+
+class Limits:
+    """Limit of each phase; kept over the attempts of a command."""
+
+    def __init__(self, floor_s: float, initial_s: float, *, floors_s: dict[Phase, float] | None = None) -> None:
+        """initial_s: before a phase was observed, and the least for evaluations, saves, compilation and hooks.
+
+        floors_s: floors of phases that need another one than ``floor_s``.
+        """
+        self.floor_s, self.initial_s = floor_s, max(initial_s, floor_s)
+        self._floors_s = floors_s or {}
+        self._largest_s: dict[Phase, float] = defaultdict(float)
+        self._seen: Counter[Phase] = Counter()
+
+    def learn(self, phase: Phase, seconds: float) -> None:
+        """Observe that a phase took at most so long."""
+        self._largest_s[phase] = max(self._largest_s[phase], seconds)
+        self._seen[phase] += 1
+
+    def of(self, phase: Phase) -> float:
+        """Return the limit of a phase, in seconds."""
+        floor_s = self.initial_s
+        if phase in _LEARNED and self._seen[phase] >= _OBSERVATIONS:
+            floor_s = max(self.floor_s, self._floors_s.get(phase, 0.0))
+        return max(floor_s, _FACTOR * self._largest_s[phase])
+
+
+@dataclass(frozen=True)
+class Hang:
+    """A rank that makes no progress; ``rank`` is None where none is guilty alone."""
+
+    rank: int | None
+    phase: Phase
+    step: int
+    still_s: float
+    """Seconds without progress when it was detected."""
+    why: str
+    """Why this rank: ``it is stopped (SIGSTOP)``."""
+
+
+class Watchdog:
+    """Looks at the slots of one attempt about once a second."""
+
+    def __init__(self, limits: Limits, progress: Path) -> None:
+        self._limits, self._progress = limits, progress
+        self._looked_s = clock.now_s()
+        self._before: dict[int, Progress] = {}
+        self._still_s: dict[int, float] = defaultdict(float)
+
+    def look(self, ranks: Sequence[Rank]) -> list[Progress]:
+        """Return the slots of the running ranks if one of them hangs, else []."""
+        now_s = clock.now_s()
+        passed_s = now_s - self._looked_s
+        if passed_s < _EVERY_S:
+            return []
+        self._looked_s = now_s
+        running = {rank.rank: rank for rank in ranks if rank.code is None}
+        slots = [slot for slot in read_slots(self._progress) if slot.rank in running]
+        for slot in slots:
+            self._observe(slot, min(passed_s, _MOST_PER_LOOK_S))
+        if not slots:
+            return []
+        least = min(map(_position, slots))
+        behind = [slot for slot in slots if _position(slot) == least]
+        hangs = any(self._still_s[slot.rank] >= self._limits.of(slot.phase) for slot in behind)
+        still = [slot for slot in slots if self._still_s[slot.rank] >= self._limits.floor_s]
+        return slots if hangs or any(running[slot.rank].is_stopped for slot in still) else []
+
+    def name(self, slots: Sequence[Progress], ranks: Sequence[Rank], stacks: dict[int, str]) -> Hang:
+        """Name the guilty rank: stopped; behind; without its batch; fewer collectives; not waiting in a collective."""
+        stopped = {rank.rank for rank in ranks if rank.is_stopped}
+        tests = (
+            ("it is stopped (SIGSTOP or a debugger)", [slot for slot in slots if slot.rank in stopped]),
+            ("it is behind the other ranks", _least(slots, _position)),
+            ("it waits for its own data", [slot for slot in slots if slot.lacks_batch]),
+            ("it has started fewer collectives", _least(slots, lambda slot: slot.collectives)),
+            ("the others wait in a collective", [slot for slot in slots if not _waits(stacks.get(slot.rank))]),
+        )
+        for why, guilty in tests:
+            if guilty and (len(guilty) < len(slots) or len(slots) == 1):
+                return self._hang(guilty[0], guilty[0].rank, why if len(slots) > 1 else "")
+        slot = max(slots, key=lambda each: self._still_s[each.rank])
+        return self._hang(slot, None, "all ranks are alike")
+
+    def _hang(self, slot: Progress, rank: int | None, why: str) -> Hang:
+        return Hang(rank, slot.phase, slot.step, self._still_s[slot.rank], why)
+
+    def _observe(self, slot: Progress, passed_s: float) -> None:
+        before = self._before.get(slot.rank)
+        self._before[slot.rank] = slot
+        if before is None or before.phase_count != slot.phase_count:
+            self._still_s[slot.rank] = 0.0
+        else:
+            self._still_s[slot.rank] += passed_s
+        if before is not None:
+            for phase in Phase:
+                grown_s = slot.spent_s(phase) - before.spent_s(phase)
+                if grown_s > 0:
+                    self._limits.learn(phase, grown_s)
+
+
+def _position(slot: Progress) -> int:
+    return slot.phase_count
+
+
+def _least(slots: Sequence[Progress], key) -> list[Progress]:  # type: ignore[no-untyped-def]
+    least = min(map(key, slots))
+    return [slot for slot in slots if key(slot) == least]
+
+
+def _waits(stack: str | None) -> bool:
+    return stack is not None and waits_in_collective(stack)

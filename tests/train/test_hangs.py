@@ -1,0 +1,72 @@
+"""Ranks of a real run hang: the watchdog names the guilty one, and the run ends as if nothing had happened."""
+
+import json
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import toy_run
+from forked_command import ForkedCommand, start
+
+from smalti.config.load import dump
+
+pytestmark = pytest.mark.slow
+FLOOR_S = 3.0
+
+
+def _start(root: Path, *overrides: str, steps: int = 400) -> tuple[ForkedCommand, Path]:
+    config = toy_run.config(root, "dense", parallel={"ranks": 2, "threads": 1}, duration=f"{steps}step")
+    recipe = root / "recipe.yaml"
+    recipe.write_text(dump(config))
+    every = ("train.checkpoint.every=50step", f"train.restart.hang_floor={FLOOR_S:g}s", "train.log_every=10step")
+    return start("train", str(recipe), *every, *overrides), Path(config.run_folder)
+
+
+def _events(folder: Path, kind: str) -> list[dict[str, Any]]:
+    lines = [json.loads(line) for line in (folder / "events.jsonl").read_text().splitlines()]
+    return [line for line in lines if line["event"] == kind]
+
+
+@pytest.mark.sample(1)
+@pytest.mark.parametrize(
+    ("fault", "phase"),
+    [
+        ({"kind": "sigstop"}, "forward"),
+        ({"kind": "held_gil"}, "forward"),
+        ({"kind": "deadlock"}, None),
+        ({"kind": "stuck_data"}, "data"),
+    ],
+)
+def test_the_guilty_rank_is_named_and_the_run_continues(tmp_path: Path, fault: dict[str, Any], phase: str) -> None:
+    faults = json.dumps([{**fault, "rank": 1, "step": 300}])
+    command, folder = _start(tmp_path, f"chaos.faults={faults}")
+    code, output = command.finish()
+    assert code == 0, output
+    (event,) = _events(folder, "rank_hung")
+    # of two ranks in two collectives neither is behind
+    assert event["rank"] == (None if fault["kind"] == "deadlock" else 1), event
+    assert phase is None or event["phase"] == phase
+    assert event["detected_s"] < FLOOR_S + 5
+    evidence = json.loads((folder / "logs/attempt-0" / event["evidence"]).read_text())
+    assert [slot["rank"] for slot in evidence["slots"]] == [0, 1]
+    assert "File " in evidence["ranks"][0]["stack"]
+    assert [each["attempt"] for each in _events(folder, "attempt_started")] == [0, 1]
+
+
+def test_a_rank_that_is_stopped_for_a_short_time_is_no_alarm(tmp_path: Path) -> None:
+    command, folder = _start(tmp_path)
+    end = time.monotonic() + 60
+    while not (folder / "checkpoints" / "latest").exists():
+        assert time.monotonic() < end
+        time.sleep(0.02)
+    rank = command.ranks()[1]
+    os.kill(rank, signal.SIGSTOP)
+    time.sleep(1.5)
+    os.kill(rank, signal.SIGCONT)
+    code, output = command.finish()
+    assert code == 0, output
+    assert not _events(folder, "rank_hung")
+    assert len(_events(folder, "attempt_started")) == 1
