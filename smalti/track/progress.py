@@ -151,7 +151,7 @@ class ProgressWriter:
 
     @contextmanager
     def within(self, phase: Phase) -> Iterator[None]:
-        """Context manager: this phase and no other inside, the one before afterwards."""
+        """Context manager: this phase and no other inside, the one before afterwards; after an error it remains."""
         before = self.phase
         self.enter(phase)
         was_held, self._held = self._held, True
@@ -159,7 +159,7 @@ class ProgressWriter:
             yield
         finally:
             self._held = was_held
-            self.enter(before)
+        self.enter(before)
 
     def close(self) -> None:
         """Release the mapping; the slot keeps its last phase."""

@@ -4,6 +4,7 @@ import os
 import signal
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 
 from hypothesis import given
@@ -59,6 +60,21 @@ def test_work_is_the_processor_time_of_steps(tmp_path: Path) -> None:
     writer.enter(Phase.DATA)
     assert read_slots(path)[0].work_ns - waited >= 30_000_000
     assert Phase.DATA not in TRAINING
+
+
+def test_the_phase_of_an_error_remains(tmp_path: Path) -> None:
+    path = tmp_path / "slots"
+    writer = ProgressWriter(path, local_rank=0, local_ranks=1, rank=0)
+    writer.enter(Phase.DATA)
+    with writer.within(Phase.COMPILE):
+        writer.enter(Phase.FORWARD)
+        assert read_slots(path)[0].phase == Phase.COMPILE
+    assert read_slots(path)[0].phase == Phase.DATA
+    with suppress(RuntimeError), writer.within(Phase.CHECKPOINT):
+        raise RuntimeError
+    assert read_slots(path)[0].phase == Phase.CHECKPOINT
+    writer.enter(Phase.OTHER)
+    assert read_slots(path)[0].phase == Phase.OTHER
 
 
 def test_a_reader_sees_no_half_written_slot(tmp_path: Path) -> None:

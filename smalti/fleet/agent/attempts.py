@@ -64,7 +64,7 @@ def run(
     """
     patience = _Patience(grace_s, stop_s, limits)
     restarts = Restarts(restart, folder, fits)
-    least: int | None = None
+    wanted, least = ranks, None
     with StopRequests() as requests:
         while True:
             count = max(1, cpu_count() // ranks) if threads == "auto" else int(threads)
@@ -73,7 +73,9 @@ def run(
                 stops = again is None or requests.any
                 return outcome if stops else restarts.decide(outcome, attempt, ranks)
 
-            outcome = _attempt(command, folder, requests, decide, ranks=ranks, threads=count, patience=patience)
+            outcome = _attempt(
+                command, folder, requests, decide, ranks=ranks, ranks_wanted=wanted, threads=count, patience=patience
+            )
             if at_end is not None:
                 at_end(outcome)
             smaller = outcome.next_microbatch_tokens
@@ -118,13 +120,14 @@ def _attempt(
     decide: Callable[[Outcome], Outcome],
     *,
     ranks: int,
+    ranks_wanted: int,
     threads: int,
     patience: _Patience,
 ) -> Outcome:
     assert folder.attempt is not None
     events = folder.event_log()
     started_s, step_before = clock.now_s(), last_step(folder)
-    events.write("attempt_started", ranks=ranks, threads=threads, resumes=folder.attempt > 0)
+    events.write("attempt_started", ranks=ranks, ranks_wanted=ranks_wanted, threads=threads, resumes=folder.attempt > 0)
     for attempt_at_port in range(_PORT_TRIES):
         started = start(
             command,
