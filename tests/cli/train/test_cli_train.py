@@ -23,6 +23,7 @@ from smalti.data.stream.inputs import read_inputs
 from smalti.data.tokens.writer import TokenWriter
 from smalti.distributed.group.lost import lost_peer
 from smalti.evals.in_loop import heldout_hook
+from smalti.track.progress import read_slots, slot_file
 from smalti.track.run import RunFolder
 
 DryRun = Callable[..., tuple[int, str, str]]
@@ -292,10 +293,10 @@ def test_a_stop_before_the_first_step_is_143_and_says_that_nothing_was_saved(wor
         [sys.executable, "-m", "smalti", "train", "r.yaml"], cwd=work, stderr=subprocess.PIPE, text=True
     )
     end = time.monotonic() + 60
-    while not RunFolder(work / "runs/t", 0).rank_log(1).exists():
+    while len(read_slots(slot_file(RunFolder(work / "runs/t", 0).log_folder(), 0))) < 2:
         assert time.monotonic() < end
         time.sleep(0.02)
-    time.sleep(1.0)  # the ranks are importing torch
+    # the ranks import torch
     process.send_signal(number)
     _, text = process.communicate(timeout=60)
     assert process.returncode == 143, text
