@@ -30,7 +30,7 @@ def _wait_for_step(folder: Path, attempt: int, step: int) -> int:
 
 def test_kills_of_a_rank_and_of_the_whole_command(tmp_path: Path) -> None:
     config = toy_run.config(
-        tmp_path, "dense", parallel={"ranks": 2, "threads": 1}, duration="400step", checkpoint={"every": "40step"}
+        tmp_path, "dense", parallel={"ranks": 2, "threads": 1}, duration="240step", checkpoint={"every": "40step"}
     )
     (recipe := tmp_path / "recipe.yaml").write_text(dump(config))
     folder = Path(config.run_folder)
@@ -47,7 +47,7 @@ def test_kills_of_a_rank_and_of_the_whole_command(tmp_path: Path) -> None:
     assert result is not None
     times_s = [time_s for event in read_events(folder) if (time_s := seconds_of(event["time"]))]
     assert sum(result.seconds.values()) == pytest.approx(2 * (times_s[-1] - times_s[0]), rel=5e-3)
-    assert [each.at_s for each in result.interruptions] == [pytest.approx(time_s, abs=0.5) for time_s in kills_s]
+    assert [each.at_s for each in result.interruptions] == [pytest.approx(time_s, abs=2.0) for time_s in kills_s]
     assert [each.event.get("event") for each in result.interruptions] == ["rank_died", None]
     for each in result.interruptions:
         assert each.resumed_step in (each.step // 40 * 40, each.step // 40 * 40 - 40)  # or it was still being written

@@ -317,6 +317,8 @@ def _of_parameters(elements: int, device: torch.device) -> Iterator[tuple[str, C
         weight.grad = gradient
     yield "square_norm", lambda: torch._foreach_norm(gradients)
     yield "scale", lambda: torch._foreach_mul_(gradients, 0.999)
+    averages = [torch.zeros_like(gradient) for gradient in gradients]
+    yield "average", lambda: torch._foreach_lerp_(averages, gradients, 0.001)
     updates = {"adamw": torch.optim.AdamW(weights, lr=1e-9, fused=True).step, "lion": _lion_update(weights, gradients)}
     for name, rule in OPTIMIZERS.items():
         yield name, updates.get(name) or _passes(gradients, round(rule.update_values / 2))
