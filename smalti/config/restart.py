@@ -16,7 +16,7 @@ class RestartConfig(Config):
     options."""
 
     attempts: Whole = placement(100, ge=0)
-    """Most restarts of one command; 0: none, so that a fault ends it with exit code 75."""
+    """Most restarts of one command; 0: none, so that a fault ends it: with exit code 75, or that of an exception."""
     budget: dict[Cause, Count] = placement({})
     """Most restarts for a cause: killed, exception, hang, network, disk, reported. Absent: as many as ``attempts``."""
     no_progress: Count = placement(3)
