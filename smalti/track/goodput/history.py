@@ -99,7 +99,7 @@ def read_history(folder: str | Path, now_s: float) -> History:
         end_s = _end_s(of_attempt, slots, start_s, seconds_of(heartbeat))
         ended = any(event["event"] in ("attempt_ended", "run_finished", "stopped") for event in of_attempt)
         alive = status.get("state") in ("starting", "running")
-        if is_last and not ended and alive and abs(now_s - end_s) < SILENT_S:  # it may have gone on since now_s
+        if is_last and not ended and alive and abs(now_s - end_s) < SILENT_S:  # its slots were read after now_s
             running, end_s = True, max(now_s, end_s)
         continues = bool(attempts) and _process(root, number) is not None
         continues = continues and _process(root, number) == _process(root, attempts[-1].number)
