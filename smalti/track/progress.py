@@ -24,7 +24,7 @@ SLOT_BYTES = 256
 _TRIES = 1000
 _HEAD = struct.Struct("<Q")
 """A counter that is odd while the slot is written."""
-_BODY = struct.Struct("<IIIIQQQqqqq16q")
+_BODY = struct.Struct("<IIIIQQQqqqq16qQ")
 
 
 class Phase(IntEnum):
@@ -80,6 +80,8 @@ class Progress:
     """Time in each finished phase so far, by ``Phase``."""
     lacks_batch: bool = False
     """In phase ``DATA``: this rank itself does not have its next batch."""
+    beats: int = 0
+    """Signs of life within phases that may be long."""
 
     def in_phase_s(self, now_ns: int) -> float:
         """Return the seconds in the present phase at ``now_ns`` of CLOCK_MONOTONIC."""
@@ -114,7 +116,7 @@ class ProgressWriter:
         self.collectives: Callable[[], int] = lambda: 0
         """Returns the number of collectives that this rank has started."""
         self._step, self._count, self._held = 0, 0, False
-        self._lacks_batch = False
+        self._lacks_batch, self._beats = False, 0
         self._opened_ns, self._opened_wall_ns = time.monotonic_ns(), time.time_ns()
         self._began_ns, self._work_began_ns, self._work_ns = self._opened_ns, 0, 0
         self._spent_ns = [0] * 16
@@ -149,6 +151,11 @@ class ProgressWriter:
             self._lacks_batch = lacks
             self._write(self.collectives())
 
+    def beat(self) -> None:
+        """Report that the main thread makes progress within its phase."""
+        self._beats += 1
+        self._write(self.collectives())
+
     @contextmanager
     def within(self, phase: Phase) -> Iterator[None]:
         """Context manager: this phase and no other inside, the one before afterwards; after an error it remains."""
@@ -170,7 +177,7 @@ class ProgressWriter:
         _HEAD.pack_into(self._map, self._offset, self._sequence + 1)
         _BODY.pack_into(
             self._map, body, self._rank, self._pid, self.phase, self._lacks_batch, self._step, self._count, collectives,
-            self._began_ns, self._opened_ns, self._opened_wall_ns, self._work_ns, *self._spent_ns,
+            self._began_ns, self._opened_ns, self._opened_wall_ns, self._work_ns, *self._spent_ns, self._beats,
         )  # fmt: skip
         self._sequence += 2
         _HEAD.pack_into(self._map, self._offset, self._sequence)
@@ -204,6 +211,9 @@ class NoProgress:
         self.phase = phase
 
     def wait_for_batch(self, lacks: bool) -> None:
+        """Do nothing."""
+
+    def beat(self) -> None:
         """Do nothing."""
 
     def trained_s(self) -> float | None:
@@ -240,8 +250,8 @@ def _read(mapped: mmap.mmap, offset: int) -> Progress | None:
         if before % 2 == 0 and before == _HEAD.unpack_from(mapped, offset)[0]:
             break
     # A slot that stays odd is of a rank that was killed or stopped while it wrote; what it holds is still about right.
-    rank, pid, phase, lacks_batch, step, count, collectives, began, opened, wall, work, *spent = values
+    rank, pid, phase, lacks_batch, step, count, collectives, began, opened, wall, work, *spent, beats = values
     if opened == 0:
         return None
     return Progress(rank, pid, Phase(phase), step, count, collectives, began, opened, wall, work, tuple(spent),
-                    bool(lacks_batch))  # fmt: skip
+                    bool(lacks_batch), beats)  # fmt: skip

@@ -64,8 +64,13 @@ class Evaluations:
         if evaluate is None:
             return
         began_s = clock.now_s()
-        with job.state.progress.within(Phase.EVAL):
-            metrics = evaluate(job.state.model, job.state.step)
+        # each pass through the model is progress: an evaluation may be longer than any limit of a hang
+        beats = job.state.model.register_forward_pre_hook(lambda *_: job.state.progress.beat())
+        try:
+            with job.state.progress.within(Phase.EVAL):
+                metrics = evaluate(job.state.model, job.state.step)
+        finally:
+            beats.remove()
         seconds = clock.now_s() - began_s
         job.recorder.add_non_step_time(seconds, is_eval=True)
         job.recorder.write(job.state.step, metrics)

@@ -65,6 +65,7 @@ def wait_for_hooks(job: "Job", signals: StopSignals, vote: Vote) -> Stop:
     while True:
         vote.start(signals.requested, any(hook.is_busy(job) for hook in job.hooks))
         stop, busy, *_ = vote.result()
+        job.state.progress.beat()
         if not busy:
             return Stop.NONE
         if stop:

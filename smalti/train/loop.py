@@ -241,15 +241,20 @@ class _Loop:
         After the last step and before a stop, save and wait for it; there a failure is raised.
         """
         must_succeed = bool(self.agreed.stop) or self._is_last
+        if not (self.saving.is_running or self._lacks_save(must_succeed)):
+            return
         with self.job.state.progress.within(Phase.CHECKPOINT):
             if not self.agreed.is_writing:
                 self.saving.finish()
-            if (self.agreed.save or must_succeed) and self.job.state.step != self.saving.step:
+            if self._lacks_save(must_succeed):
                 self._save(must_succeed=must_succeed)
                 self._save_when.done()
                 self.garbage.collect_all()
             if must_succeed:
                 self.saving.finish(must_succeed=True)
+
+    def _lacks_save(self, must_succeed: bool) -> bool:
+        return (self.agreed.save or must_succeed) and self.job.state.step != self.saving.step
 
     def _save(self, *, must_succeed: bool, extra: int = 0) -> None:
         try:

@@ -45,11 +45,18 @@ class Saving:
         job.state.before_update = self._wait_copied
 
     @property
+    def is_running(self) -> bool:
+        """Return whether a save was begun and not yet reported."""
+        return self._saver.is_running
+
+    @property
     def is_writing(self) -> bool:
         """Return whether this rank still writes a checkpoint."""
         return self._saver.is_writing
 
     def _wait_copied(self) -> None:
+        if not self.is_running:
+            return
         with self._job.state.progress.within(Phase.CHECKPOINT):
             self._saver.wait_copied()
 
@@ -74,7 +81,7 @@ class Saving:
     def finish(self, *, must_succeed: bool = False) -> None:
         """Wait for the running save, if any, and report it. Raises RetryableError only with ``must_succeed``."""
         job, began_s = self._job, clock.now_s()
-        save = self._saver.result()
+        save = self._saver.result(job.state.progress.beat)
         if save is None:
             return
         job.recorder.add_non_step_time(clock.now_s() - began_s)

@@ -66,7 +66,7 @@ def test_an_exception_is_raised_in_its_phase(phase, tmp_path) -> None:
         _fit(config)
     folder = RunFolder.read(config.run_folder)
     (slot,) = read_slots(slot_file(folder.log_folder(0), 0))
-    assert (slot.phase.name.lower(), slot.step) == (phase, {"init": 0, "data": 1, "checkpoint": 2}[phase])
+    assert (slot.phase.name.lower(), slot.step) == (phase, {"init": 0, "data": 1, "checkpoint": 5}[phase])
     assert [fault[3] for fault in _injected(folder)] == [phase]
 
 

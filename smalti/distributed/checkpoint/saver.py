@@ -32,6 +32,7 @@ from smalti.track.checkpoints.retention import Keep, prune
 
 WRITE_TIMEOUT = timedelta(hours=2)
 """How long a rank's thread waits for the slowest writer; a dead rank ends the attempt long before."""
+_BEAT_S = 1.0
 _WRITE_BYTES = 8 << 20
 
 
@@ -77,6 +78,11 @@ class Saver:
         self._save: Save | None = None
 
     @property
+    def is_running(self) -> bool:
+        """Return whether a save was begun and not collected by ``result``."""
+        return self._save is not None
+
+    @property
     def is_writing(self) -> bool:
         """Return whether this rank's part of a save is not finished."""
         return self._thread is not None and self._thread.is_alive()
@@ -106,12 +112,17 @@ class Saver:
             self._copy.wait()
             self._save.blocked_s += clock.now_s() - began_s
 
-    def result(self) -> Save | None:
-        """Wait for the running save, and return it with its outcome; None without one."""
+    def result(self, beat: Callable[[], None] = lambda: None) -> Save | None:
+        """Wait for the running save, and return it with its outcome; None without one.
+
+        beat: called once a second while it waits.
+        """
         save, self._save = self._save, None
         if save is not None and self._thread is not None:
             began_s = clock.now_s()
-            self._thread.join()
+            while self._thread.is_alive():
+                self._thread.join(_BEAT_S)
+                beat()
             save.blocked_s += clock.now_s() - began_s
         return save
 

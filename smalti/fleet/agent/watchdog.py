@@ -112,7 +112,7 @@ class Watchdog:
     def _observe(self, slot: Progress, passed_s: float) -> None:
         before = self._before.get(slot.rank)
         self._before[slot.rank] = slot
-        if before is None or before.phase_count != slot.phase_count:
+        if before is None or (before.phase_count, before.beats) != (slot.phase_count, slot.beats):
             self._still_s[slot.rank] = 0.0
         else:
             self._still_s[slot.rank] += passed_s
