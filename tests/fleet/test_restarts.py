@@ -1,13 +1,16 @@
 """The agent starts the next attempt by itself, as often as the budget allows, and not for errors that would recur."""
 
 import sys
+import time
 from pathlib import Path
 
 import pytest
 from test_fleet_agent import script
 
+from smalti.base.clock import seconds_of
 from smalti.config.restart import RestartConfig
 from smalti.fleet import agent
+from smalti.track.goodput import ledger, read_history
 from smalti.track.run import RunFolder
 
 HEAD = """
@@ -46,6 +49,11 @@ def test_a_killed_rank_is_followed_by_an_attempt_that_ends_the_run(tmp_path):
     died = next(event for event in folder.events() if event["event"] == "rank_died")
     assert (died["rank"], died["phase"]) == (1, None)  # it wrote no slot
     assert 0 <= died["detected_s"] < 2
+    assert died["ending_s"] >= 0.3  # rank 0 did not end by itself
+    (interruption,) = ledger(read_history(folder.path, time.time())).interruptions
+    end_s = seconds_of(died["time"])
+    assert interruption.at_s == pytest.approx(end_s - died["ending_s"] - died["detected_s"], abs=0.1)
+    assert interruption.restart_s >= 0.3
     ended = [(event["code"], event.get("cause")) for event in folder.events() if event["event"] == "attempt_ended"]
     assert ended == [(75, "killed"), (0, None)]
 
@@ -99,7 +107,11 @@ def test_a_rank_that_keeps_failing_is_left_out(tmp_path):
     outcome, outcomes, folder = run(tmp_path, body, ranks=3, min_ranks=1)
     assert (outcome.code, len(outcomes)) == (0, 3)
     assert outcomes[1].hint == "the next attempt starts by itself on 1 of 3 ranks, without rank 1, from the beginning"
-    assert [event["ranks"] for event in folder.events() if event["event"] == "attempt_started"] == [3, 3, 1]
+    started = [event for event in folder.events() if event["event"] == "attempt_started"]
+    assert [(event["ranks"], event.get("ranks_wanted")) for event in started] == [(3, None), (3, None), (1, 3)]
+    result = ledger(read_history(folder.path, time.time()))
+    length_s = next(event["seconds"] for event in folder.events()[::-1] if event["event"] == "attempt_ended")
+    assert result.seconds["degraded"] == pytest.approx(2 * length_s)
 
 
 @pytest.mark.slow

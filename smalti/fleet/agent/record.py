@@ -2,6 +2,7 @@
 
 import signal
 
+from smalti.base import clock
 from smalti.base.errors import ExitCode, RetryableError
 from smalti.base.log import get
 from smalti.fleet.agent.judge import last_step
@@ -27,22 +28,24 @@ def record(outcome: Outcome, watch: Watch, events: EventLog, folder: RunFolder, 
 
 
 def write_end(outcome: Outcome, watch: Watch, events: EventLog, step: int, seconds: float) -> None:
-    cause = watch.cause()
+    cause, hang = watch.cause(), watch.hang
+    ending = {} if watch.decided_s is None else {"ending_s": round(clock.now_s() - watch.decided_s, 3)}
     lost = cause is not None and cause.code == LOST_PEER
     if cause is not None and cause.code is not None and not lost:
         how = {"signal": signal.Signals(-cause.code).name} if cause.code < 0 else {"code": cause.code}
         slot = watch.slots.get(cause.rank)
         events.write("rank_died", rank=cause.rank, pid=cause.pid, step=step, **how,
                      phase=None if slot is None else slot.phase.name.lower(),
-                     detected_s=round(watch.detected_s[cause.rank], 3))  # fmt: skip
-    hang = watch.hang
+                     detected_s=round(watch.detected_s[cause.rank], 3), **ending)  # fmt: skip
     if hang is not None:
         pid = next((rank.pid for rank in watch.ranks if rank.rank == hang.rank), None)
         events.write("rank_hung", rank=hang.rank, pid=pid, step=hang.step, phase=hang.phase.name.lower(),
-                     detected_s=round(hang.still_s, 3), why=hang.why, evidence=watch.evidence)  # fmt: skip
+                     detected_s=round(hang.still_s, 3), why=hang.why, evidence=watch.evidence,
+                     **ending)  # fmt: skip
     elif watch.any_stopped or lost:
         for rank in watch.left:
-            events.write("rank_unresponsive", rank=rank.rank, pid=rank.pid, step=step, stopped=watch.any_stopped)
+            events.write("rank_unresponsive", rank=rank.rank, pid=rank.pid, step=step, stopped=watch.any_stopped,
+                         **ending)  # fmt: skip
     codes = [int(ExitCode.RETRY) if rank.code == LOST_PEER else rank.code for rank in watch.ranks]
     why = {} if outcome.cause is None else {"cause": outcome.cause}
     events.write("attempt_ended", code=int(outcome.code), reason=outcome.reason, step=step, seconds=round(seconds, 3),

@@ -46,6 +46,8 @@ class Watch:
         """Slots of the ranks when a fault was seen."""
         self.detected_s: dict[int, float] = {}
         """Rank -> seconds from its end, at most, until that was seen."""
+        self.decided_s: float | None = None
+        """Time (``clock.now_s``) of the first fault that was seen, which ends the attempt."""
         self.hang: Hang | None = None
         self.evidence: str | None = None
         """Name of the file with the evidence of a hang."""
@@ -75,6 +77,7 @@ class Watch:
         slots = self._watchdog.look(self.ranks)
         if not slots:
             return False
+        self.decided_s = clock.now_s()
         folder = self._progress.parent
         stacks = stacks_of(self.ranks, folder)
         self.hang = self._watchdog.name(slots, self.ranks, stacks)
@@ -122,6 +125,7 @@ class Watch:
         for rank in self.ranks:
             if rank.code not in (None, 0) and rank not in self.deaths:
                 self.deaths.append(rank)
+                self.decided_s = clock.now_s() if self.decided_s is None else self.decided_s
                 self.detected_s[rank.rank] = clock.now_s() - self._looked_s
                 self.slots = self.slots or {slot.rank: slot for slot in read_slots(self._progress)}
                 if rank.code in UNSAVED and self.stopped_by:

@@ -183,11 +183,13 @@ def _fault(events: Sequence[Mapping[str, Any]], start_s: float, end_s: float) ->
             return None
         return Fault(ended or {}, end_s, None)
     time_s, last_s = seconds_of(event.get("time")), seconds_of(ended.get("time")) if ended else None
+    ending = event.get("ending_s")  # the agent writes the event when the other ranks have ended
+    ending_s = float(ending) if isinstance(ending, int | float) else 0.0
     # relative to the end: the clock of the day may have been set in between
     decided_s = end_s - (last_s - time_s) if time_s is not None and last_s is not None else time_s or end_s
     detected = event.get("detected_s")
     measured = float(detected) if isinstance(detected, int | float) else None
-    return Fault(event, min(max(decided_s, start_s), end_s), measured)
+    return Fault(event, min(max(decided_s - ending_s, start_s), end_s), measured)
 
 
 def _in_order(attempts: Sequence[Attempt]) -> Iterable[Attempt]:
