@@ -152,6 +152,10 @@ class ChaosConfig(Config):
             _require_in_run(fault, total_steps, ranks)
         return (*self.faults, *(self._drawn(total_steps, ranks) if self.mix else ()))
 
+    def without_ranks_from(self, ranks: int) -> Self:
+        """Return the config without the faults of ranks that a world of ``ranks`` does not have."""
+        return self.model_copy(update={"faults": tuple(fault for fault in self.faults if fault.rank < ranks)})
+
     def _drawn(self, total_steps: int, ranks: int) -> list[FaultConfig]:
         """Return the faults of the mix: in each part of the run one, after its first step."""
         part = total_steps / self.count

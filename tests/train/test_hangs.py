@@ -70,3 +70,14 @@ def test_a_rank_that_is_stopped_for_a_short_time_is_no_alarm(tmp_path: Path) -> 
     assert code == 0, output
     assert not _events(folder, "rank_hung")
     assert len(_events(folder, "attempt_started")) == 1
+
+
+def test_a_run_continues_without_a_rank_whose_faults_are_injected_again(tmp_path: Path) -> None:
+    faults = json.dumps(
+        [{"kind": "sigkill", "rank": 1, "step": 10}, {"kind": "sigkill", "rank": 1, "step": 10, "attempt": 1}]
+    )
+    command, folder = _start(tmp_path, f"chaos.faults={faults}", "train.restart.min_ranks=1", steps=30)
+    code, output = command.finish()
+    assert code == 0, output
+    started = [(event["ranks"], event.get("ranks_wanted")) for event in _events(folder, "attempt_started")]
+    assert started == [(2, None), (2, None), (1, 2)]

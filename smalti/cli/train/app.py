@@ -177,9 +177,9 @@ def _as_agent(loaded: "Loaded[RunConfig]", arguments: list[str], *, fork: "Fork 
     def again(ranks: int) -> tuple[list[str], RunFolder]:
         nonlocal folder
         folder.close()
-        following = _with_ranks(loaded, ranks)
+        following, overrides = _restarted(loaded, ranks)
         folder = RunFolder.open(following.config, following.origins, argv=argv[:-1] if fork else argv)  # already forked
-        return [*command, *([f"train.parallel.ranks={ranks}"] if ranks != parallel.ranks else [])], folder
+        return [*command, *overrides], folder
 
     command = [sys.executable, "-m", "smalti", *arguments]
     try:
@@ -365,6 +365,21 @@ def _with_ranks(loaded: "Loaded[RunConfig]", ranks: int, by: str = "train.restar
     train = config.train.model_copy(update={"parallel": parallel})
     origins = {**loaded.origins, "train.parallel.ranks": by}
     return replace(loaded, config=config.model_copy(update={"train": train}), origins=origins)
+
+
+def _restarted(loaded: "Loaded[RunConfig]", ranks: int) -> "tuple[Loaded[RunConfig], list[str]]":
+    """Return the config of an attempt on so many ranks, without faults of ranks that it lacks; and its overrides."""
+    import json
+
+    config, overrides = loaded.config, []
+    if ranks != config.train.parallel.ranks:
+        overrides.append(f"train.parallel.ranks={ranks}")
+    chaos = config.chaos and config.chaos.without_ranks_from(ranks)
+    if chaos is not None and chaos != config.chaos:
+        faults = [fault.model_dump(mode="json", exclude_none=True) for fault in chaos.faults]
+        overrides.append(f"chaos.faults={json.dumps(faults)}")
+    following = replace(loaded, config=config.model_copy(update={"chaos": chaos}))
+    return _with_ranks(following, ranks), overrides
 
 
 def _count(ranks: int) -> str:
