@@ -108,7 +108,7 @@ def test_a_rank_that_keeps_failing_is_left_out(tmp_path):
     assert (outcome.code, len(outcomes)) == (0, 3)
     assert outcomes[1].hint == "the next attempt starts by itself on 1 of 3 ranks, without rank 1, from the beginning"
     started = [event for event in folder.events() if event["event"] == "attempt_started"]
-    assert [(event["ranks"], event.get("ranks_wanted")) for event in started] == [(3, None), (3, None), (1, 3)]
+    assert [(event["ranks"], event.get("ranks_wanted")) for event in started] == [(3, 3), (3, 3), (1, 3)]
     result = ledger(read_history(folder.path, time.time()))
     length_s = next(event["seconds"] for event in folder.events()[::-1] if event["event"] == "attempt_ended")
     assert result.seconds["degraded"] == pytest.approx(2 * length_s)

@@ -80,4 +80,4 @@ def test_a_run_continues_without_a_rank_whose_faults_are_injected_again(tmp_path
     code, output = command.finish()
     assert code == 0, output
     started = [(event["ranks"], event.get("ranks_wanted")) for event in _events(folder, "attempt_started")]
-    assert started == [(2, None), (2, None), (1, 2)]
+    assert started == [(2, 2), (2, 2), (1, 2)]
