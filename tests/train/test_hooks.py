@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from smalti.track.progress import NoProgress
 from smalti.train import hooks
 from smalti.train.hooks import Hook, closing_hooks, wait_for_hooks
 from smalti.train.signals import Stop
@@ -48,7 +49,9 @@ def test_a_stop_counts_only_while_a_hook_is_busy(
     monkeypatch.setattr(hooks, "_POLL_S", 0.0)
     signals: Any = SimpleNamespace(requested=Stop.NONE)
     hook = Busy(times, signals, stop_at)
-    job: Any = SimpleNamespace(hooks=[hook], state=SimpleNamespace(step=5), length=None, status=lambda state: None)
+    job: Any = SimpleNamespace(
+        hooks=[hook], state=SimpleNamespace(step=5, progress=NoProgress()), length=None, status=lambda state: None
+    )
     vote: Any = OneRank()
     assert wait_for_hooks(job, signals, vote) == stop
     assert hook.asked == asked
