@@ -87,8 +87,8 @@ class Generation(Hook):
         self._evals, self._group, self._merge = evals, group, config.adapter is not None
         self._names = [f"icl/metrics/{group}/{task.name}" for task in tasks]
         self._when: Cadence | None = None
-        self._due_step: int | None = None
-        """The first step since the last evaluated checkpoint at which one was due."""
+        self._last = 0
+        """Step of the newest checkpoint that was scored or queued."""
         self._folder = Path()
         self._queue: list[int] = []
         """Steps of the checkpoints to evaluate; the first one is running, or runs next."""
@@ -105,16 +105,12 @@ class Generation(Hook):
 
     def on_step(self, job: Job, result: StepResult) -> None:
         """Write the scores of a child that has finished."""
-        if job.is_first and self._when is not None:
-            if self._due_step is None and self._when.due(job.state.step):
-                self._due_step = job.state.step
+        if job.is_first:
             self._advance(job)
 
     def on_checkpoint(self, job: Job, path: str) -> None:
         """Evaluate the checkpoint if a step since the last evaluated one was due; always the last one."""
-        step = step_of(path)
-        is_due = self._due_step is not None and self._due_step <= step
-        if job.is_first and (is_due or step >= job.length.total_steps):
+        if job.is_first and self._is_due(job, step_of(path)):
             self._add(job, path)
             self._advance(job)
 
@@ -153,10 +149,15 @@ class Generation(Hook):
                 shutil.rmtree(path, ignore_errors=True)
         self._queue = sorted(map(step_of, complete(self._folder)))
         scored = [row["step"] for row in job.folder.metrics() if any(name in row for name in self._names)]
-        last = max((*scored, *self._queue), default=0)
-        due = any(self._when.due(number) for number in range(last + 1, step + 1))
-        if last < step and (due or step >= job.length.total_steps):
+        self._last = max((*scored, *self._queue), default=0)
+        if self._is_due(job, step):
             self._add(job, str(job.folder.checkpoint(step)))
+
+    def _is_due(self, job: Job, step: int) -> bool:
+        """Return whether the checkpoint of a step is the last one, or an evaluation was due since the newest one."""
+        assert self._when is not None
+        due = any(map(self._when.due, range(self._last + 1, step + 1)))
+        return due or (self._last < step and step >= job.length.total_steps)
 
     def _add(self, job: Job, path: str) -> None:
         """Queue a checkpoint in place of those that wait, but not of the first."""
@@ -172,7 +173,7 @@ class Generation(Hook):
             shutil.rmtree(temporary, ignore_errors=True)
             log.get("evals").warning("the checkpoint of step %d cannot be evaluated: %s", step, error)
             return
-        self._due_step = None
+        self._last = step
         self._queue.append(step)
 
     def _advance(self, job: Job) -> None:

@@ -151,6 +151,18 @@ def test_a_newer_checkpoint_replaces_one_that_waits_and_not_one_that_runs(run: R
     assert [row["step"] for row in run.rows] == [3, 9]
 
 
+def test_a_checkpoint_whose_write_ends_after_the_next_one_is_due(run: Run) -> None:
+    run.hook.on_start(run.job)
+    for step in (3, 6):
+        run.save(step)
+    for step in range(1, 7):
+        run.job.state.step = step
+        run.hook.on_step(run.job, None)  # type: ignore[arg-type]
+    for step in (3, 6):
+        run.hook.on_checkpoint(run.job, str(run.job.folder.checkpoint(step)))
+    assert run.kept == [3, 6]
+
+
 def test_the_deletion_of_a_checkpoint_leaves_what_the_child_reads(run: Run) -> None:
     run.hook.on_start(run.job)
     run.train(3)
