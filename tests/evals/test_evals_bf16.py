@@ -30,6 +30,7 @@ def _copy(model: nn.Module, windows: Sequence[Window]) -> nn.Module | None:
     return bf16.copy_that_agrees(model, windows, bytes_per_token=1.0, batch_tokens=512)
 
 
+@pytest.mark.slow
 def test_a_text_is_scored_in_bf16_to_the_same_figure(
     small_sample: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -20,6 +20,7 @@ from smalti.track.checkpoints import copies as copies_module
 from smalti.track.checkpoints.copies import THREADS
 from smalti.track.checkpoints.copy_format import Damaged
 
+pytestmark = pytest.mark.slow  # a server for each, and waits between attempts
 KINDS = ("unavailable", "slow_down", "reset", "cut", "truncate")
 
 

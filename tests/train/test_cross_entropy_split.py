@@ -96,5 +96,6 @@ def test_four_ranks() -> None:
     _compare(4, torch.float32, None, 3e-6)
 
 
+@pytest.mark.slow
 def test_tiles_of_the_vocabulary_in_bf16() -> None:
     _compare(2, torch.bfloat16, None, 2e-2)

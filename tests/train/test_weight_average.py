@@ -94,6 +94,7 @@ def test_it_is_that_of_a_float64_reference(kind: str, ranks: int, parallel: dict
         assert error < 1e-6, name
 
 
+@pytest.mark.slow
 def test_a_stopped_run_continues_it_to_the_bit(tmp_path: Path) -> None:
     config = _config(tmp_path)
     run_ranks(1, _fit, config)
@@ -148,6 +149,7 @@ def test_half_lives_in_steps_tokens_and_fractions_agree() -> None:
             EmaConfig(**given)  # type: ignore[arg-type]
 
 
+@pytest.mark.slow
 def test_it_is_planned_and_read_by_name(tmp_path: Path) -> None:
     config = _config(tmp_path)
     without = config.model_copy(update={"train": config.train.model_copy(update={"ema": None})})
