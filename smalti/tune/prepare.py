@@ -239,9 +239,14 @@ def _steps(train: Mapping[str, Any], folder: Path | None, seq_len: int, stages: 
     ``folder``: of the tokenized examples; None: they are not tokenized.
     """
     duration, batch = train.get("duration"), train.get("global_batch_tokens")
-    match = re.fullmatch(r"(\d+\.?\d*)ep", duration) if isinstance(duration, str) else None
-    if match is None:
+    if not isinstance(duration, str) or (match := re.fullmatch(r"(\d+\.?\d*)(ep|h|min|s|\s*ep\w+)", duration)) is None:
         return {}
+    if match[2] != "ep":
+        raise UserError(
+            f"train.duration={duration} is not a length of tuning",
+            allowed="epochs of the examples (3ep), steps (600step) or tokens (2e6tok)",
+            hint=f"train.duration={match[1]}ep",
+        )
     epochs, weights = float(match[1]), stages[0].get("weights", {}) if len(stages) == 1 else {}
     own_length = any("seq_len" in stage or "weights_end" in stage for stage in stages)
     if not epochs or not isinstance(batch, int) or not weights.get(SOURCE) or own_length:

@@ -63,6 +63,9 @@ def test_examples_are_those_of_tokenize_and_are_counted(tmp_path: Path, folder: 
     record = write_examples(tmp_path / "out", (example for _, example in examples), load_tokenizer(folder))
     assert (record.n_tokens, record.n_loss_tokens) == (counts.tokens, counts.loss_tokens)
     assert any(name == "duplicates" for name, _ in report.rows_of_table())
+    lengths = sorted(len(ids) for _, example in examples for ids, _ in example.sequences)
+    written = {"median": lengths[1], "p95": lengths[2], "max": lengths[2]}
+    assert report.to_json()["splits"]["train"]["lengths"] == written
 
 
 def test_without_dedup_equal_examples_stay_and_no_digest_is_kept(

@@ -74,6 +74,9 @@ def test_epochs_are_converted_to_steps(root: Path) -> None:
     assert steps(**{"train.duration": "7step"}) == 7
     with pytest.raises(UserError, match=r"train.duration=0ep cannot be converted"):
         steps(**{"train.duration": "0ep"})
+    with pytest.raises(UserError, match=r"train.duration=3epochs is not a length of tuning") as raised:
+        steps(**{"train.duration": "3epochs"})
+    assert raised.value.hint == "train.duration=3ep"
 
 
 def test_names_and_stages_that_do_not_fit_are_refused(root: Path) -> None:

@@ -1,11 +1,13 @@
 """What became of the rows of tuning data."""
 
+from collections import Counter
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from smalti.data.examples import Example
 
 _LISTED = 20
+_QUANTILES = {"median": 0.5, "p95": 0.95, "max": 1.0}
 
 
 @dataclass
@@ -15,12 +17,24 @@ class SplitCounts:
     examples: int = 0
     tokens: int = 0
     loss_tokens: int = 0
+    lengths: Counter[int] = field(default_factory=Counter)
+    """Tokens in a sequence -> number of sequences; a pair has two."""
 
     def add(self, example: Example) -> None:
         """Count an example."""
         self.examples += 1
         self.tokens += sum(len(ids) for ids, _ in example.sequences)
         self.loss_tokens += sum(sum(mask) for _, mask in example.sequences)
+        self.lengths.update(len(ids) for ids, _ in example.sequences)
+
+    def quantile(self, q: float) -> int:
+        """Return the smallest length that a fraction ``q`` of the sequences does not exceed."""
+        left = q * self.lengths.total()
+        for length in sorted(self.lengths):
+            left -= self.lengths[length]
+            if left <= 0:
+                return length
+        return 0
 
 
 @dataclass
@@ -57,7 +71,10 @@ class ExamplesReport:
 
     def to_json(self) -> dict[str, Any]:
         """Return the counts as plain values."""
-        return asdict(self)
+        values = asdict(self)
+        for name, counts in self.splits.items():
+            values["splits"][name]["lengths"] = {key: counts.quantile(q) for key, q in _QUANTILES.items()}
+        return values
 
     def rows_of_table(self) -> list[tuple[str, str]]:
         """Return (name, count) lines."""
@@ -69,4 +86,6 @@ class ExamplesReport:
         for name, counts in self.splits.items():
             tokens = f"{counts.tokens:,} tokens, {counts.loss_tokens:,} of them in the loss"
             lines.append((name, f"{counts.examples:,} examples, {tokens}"))
+            lengths = ", ".join(f"{key} {counts.quantile(q):,}" for key, q in _QUANTILES.items())
+            lines.append((f"{name}, tokens each", lengths))
         return lines
