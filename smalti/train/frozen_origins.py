@@ -6,6 +6,7 @@ on every attempt.
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from smalti.base import store
 from smalti.config.run import JobConfig, RunConfig
@@ -41,11 +42,15 @@ def _identity_of(source: str) -> dict[str, str]:
 def require_recorded(config: RunConfig, path: str | None, identities: Mapping[str, dict[str, str]]) -> None:
     """Raise DataError where ``check`` does."""
     if path is not None:
-        saved = manifest.read_state(path)
-        for name in identities.keys() & saved.keys():  # earlier versions recorded the base of adapters only
-            require_same(saved[name], identities[name], f"the weights in {path} were")
+        require_saved(manifest.read_state(path), path, identities)
     elif config.adapter is not None and config.adapter.init_from is not None:
         file = Path(config.adapter.init_from) / RECORD
         recorded = store.read_json(file).get("base", {}) if file.is_file() else {}
         if recorded.get("kind") == identities["base"]["kind"]:  # a folder never equals a checkpoint
             require_same(recorded, identities["base"], f"the adapters in {config.adapter.init_from} were")
+
+
+def require_saved(saved: Mapping[str, Any], path: str, identities: Mapping[str, dict[str, str]]) -> None:
+    """Raise DataError where the ``train_state`` of the checkpoint at ``path`` records other weights."""
+    for name in identities.keys() & saved.keys():  # earlier versions recorded the base of adapters only
+        require_same(saved[name], identities[name], f"the weights in {path} were")

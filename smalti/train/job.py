@@ -170,11 +170,11 @@ def build(
             batches = _token_batches(config, indexes, folder, mesh, device, resolved["microbatch_tokens"])
     assert batches is not None and loss is not None
     checkpoint_copies.restore(config, folder, events)
-    path = resume.find_checkpoint(folder, events)
+    path = (checkpoints := resume.Checkpoints(folder, events)).find()
     frozen = check_origin(config, path, origins, own_model=model is not None)
     model = sharded(config, model, mesh, device, resumes=path is not None)
     state = state_of(config, model, loss, mesh, device, attempt.progress)
-    saved = resume.load_checkpoint(path, state, tensors_of(state), batches, events)
+    saved = checkpoints.load(path, state, tensors_of(state), batches, frozen)
     resolved |= _try_microbatch(config, resolved, state, loss, batches, reporter, device)
     peak = rank_setup.peak_flops_per_s(device, config.train.precision.compute, world)
     events.write("auto_resolved", **resolved, **describe(config, layout, device), peak_flops_per_s=peak)

@@ -9,6 +9,7 @@
 """
 
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
@@ -23,7 +24,9 @@ from smalti.distributed.group import world as worlds
 from smalti.track.checkpoints import manifest, retention
 from smalti.track.out_of_memory import limit_tokens
 from smalti.track.run import RunFolder
+from smalti.train import frozen_origins
 from smalti.train.batches import Batches
+from smalti.train.frozen_origins import Identities
 from smalti.train.step import TrainState
 
 
@@ -53,43 +56,68 @@ def open_folder(
     return folder, worlds.broadcast_from_rank0(lambda: folder.with_history(config))
 
 
-def find_checkpoint(folder: RunFolder, events: Any) -> str | None:
-    """Return the newest checkpoint that verifies, the same on every rank; each rank verifies a part. A collective.
+class Checkpoints:
+    """The checkpoints that a run can resume from: finds the newest, and loads it or the one before. All ranks together.
 
-    Newer ones that do not verify are skipped with a warning and an event, and renamed.
+    Those that do not verify are skipped with a warning and an event, and renamed once another one is loaded.
     """
-    warn = log.get("train").warning if dist.get_rank() == 0 else log.get("train").debug
 
-    def reject(path: str, reason: str) -> None:
-        warn("%s is skipped: %s", path, reason)
-        events.write("checkpoint_rejected", path=path, reason=reason)
+    def __init__(self, folder: RunFolder, events: Any) -> None:
+        self._folder = folder
+        self._events = events
+        self._warn = log.get("train").warning if dist.get_rank() == 0 else log.get("train").debug
+        self._rejected: dict[str, str] = {}
 
-    missing = worlds.broadcast_from_rank0(folder.missing_checkpoint)
-    if missing is not None:
-        reject(missing, "it is missing, or not complete")
-    path = checkpoint.newest(folder.checkpoints, reject, shared=True)
-    if path is not None:
-        for aside in worlds.broadcast_from_rank0(lambda: retention.set_aside_newer(path)):
-            warn("it is renamed to %s", aside)
-    return path
+    def find(self) -> str | None:
+        """Return the newest checkpoint, the same on every rank; the bytes of its shards are verified by ``load``."""
+        missing = worlds.broadcast_from_rank0(self._folder.missing_checkpoint)
+        if missing is not None:
+            self._reject(missing, "it is missing, or not complete")
+        return self._newest()
 
+    def load(
+        self,
+        path: str | None,
+        state: TrainState,
+        tensors: Mapping[str, Tensor],
+        batches: Batches,
+        frozen: Identities,
+    ) -> dict[str, Any]:
+        """Load the checkpoint of ``find`` into ``tensors`` and ``state.step``; returns its ``train_state``.
 
-def load_checkpoint(
-    path: str | None, state: TrainState, tensors: Mapping[str, Tensor], batches: Batches, events: Any
-) -> dict[str, Any]:
-    """Load a checkpoint into ``tensors`` and ``state.step``; returns its ``train_state``, empty without a checkpoint.
-
-    Raises UserError if the data or its order is not that of the checkpoint. A collective.
-    """
-    if path is None:
+        Where a shard is damaged, everything is loaded again from the newest older one that is not. Empty without a
+        checkpoint. Raises UserError if the data or its order is not that of the checkpoint, or it was trained beside
+        other ``frozen`` weights.
+        """
+        while path is not None:
+            tried = path
+            saved: dict[str, Any] = worlds.broadcast_from_rank0(lambda: manifest.read_state(tried))  # noqa: B023
+            batches.check(saved["stream"], saved["step"])
+            frozen_origins.require_saved(saved, path, frozen)
+            reason = checkpoint.load_verified(path, dict(tensors))
+            if reason is None:
+                self._set_aside_newer(path)
+                state.step = saved["step"]
+                log.get("train").info("resumed from %s", path)
+                self._events.write("resumed", step=state.step, path=path)
+                return saved
+            self._rejected[Path(path).name] = reason
+            self._reject(path, reason)
+            path = self._newest()
         return {}
-    saved = worlds.broadcast_from_rank0(lambda: manifest.read_state(path))
-    batches.check(saved["stream"], saved["step"])
-    checkpoint.load(path, dict(tensors))
-    state.step = saved["step"]
-    log.get("train").info("resumed from %s", path)
-    events.write("resumed", step=state.step, path=path)
-    return saved
+
+    def _newest(self) -> str | None:
+        return checkpoint.newest(
+            self._folder.checkpoints, self._reject, shared=True, load_verifies=True, rejected=self._rejected
+        )
+
+    def _reject(self, path: str, reason: str) -> None:
+        self._warn("%s is skipped: %s", path, reason)
+        self._events.write("checkpoint_rejected", path=path, reason=reason)
+
+    def _set_aside_newer(self, path: str) -> None:
+        for aside in worlds.broadcast_from_rank0(lambda: retention.set_aside_newer(path)):
+            self._warn("it is renamed to %s", aside)
 
 
 def microbatch_limit(folder: RunFolder, placement: Mapping[str, Any]) -> int | None:

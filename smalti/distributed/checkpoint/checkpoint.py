@@ -2,7 +2,8 @@
 
     step-00001000/{shards/, train_state.json, manifest.json, COMPLETE}      latest (a hint: the name of the newest)
 
-Files are checked before they are read. ``saver.py`` writes them. docs/concepts/train/checkpoints.md.
+Files are checked before they are read, or while they are (``load_verified``). ``saver.py`` writes them.
+docs/concepts/train/checkpoints.md.
 """
 
 import warnings
@@ -31,25 +32,36 @@ Reject = Callable[[str, str], None]
 # ---- finding --------------------------------------------------------------------------------------------------------
 
 
-def newest(folder: str | Path, reject: Reject | None = None, *, shared: bool = False) -> str | None:
+def newest(
+    folder: str | Path,
+    reject: Reject | None = None,
+    *,
+    shared: bool = False,
+    load_verifies: bool = False,
+    rejected: dict[str, str] | None = None,
+) -> str | None:
     """Return the newest checkpoint below ``folder`` whose every file matches its digest, or None if there is none.
 
     The checkpoint is read once for that; older ones only where newer ones fail. shared: all ranks of the world call
-    this and read a part each, with the same result. Otherwise one process reads everything. reject: is called with each
-    checkpoint that fails and the reason; by default a warning is logged. DataError where there are checkpoints and none
-    can be used: to start from the beginning is then the user's decision.
+    this and read a part each, with the same result. Otherwise one process reads everything. load_verifies: the bytes of
+    the shards are left to ``load_verified``. reject: is called with each checkpoint that fails and the reason; by
+    default a warning is logged. rejected: name -> reason of those that have failed before; they are passed over, and
+    those that fail now are added. DataError where there are checkpoints and none can be used: to start from the
+    beginning is then the user's decision.
     """
-    reasons: list[str] = []
-    for name in broadcast_from_rank0(lambda: complete(folder)) if shared else complete(folder):
+    rejected = {} if rejected is None else rejected
+    names = broadcast_from_rank0(lambda: complete(folder)) if shared else complete(folder)
+    for name in [name for name in names if name not in rejected]:
         path = str(Path(folder) / name)
-        reason = fault(path, shared=shared)
+        reason = fault(path, shared=shared, load_verifies=load_verifies)
         if reason is None:
             return path
-        reasons.append(f"{name}: {reason}")
+        rejected[name] = reason
         (reject or _warn)(path, reason)
-    if reasons:
+    if rejected:
+        reasons = "; ".join(f"{name}: {reason}" for name, reason in rejected.items())
         raise DataError(
-            f"no checkpoint in {folder} can be used: {'; '.join(reasons)}",
+            f"no checkpoint in {folder} can be used: {reasons}",
             allowed="at least one whose files match its manifest",
             hint="restore one from a copy, or start anew with name=NEW_NAME; nothing was changed",
         )
@@ -60,21 +72,31 @@ def _warn(path: str, reason: str) -> None:
     log.get("checkpoint").warning("%s is skipped: %s", path, reason)
 
 
-def fault(path: str | Path, *, shared: bool = False) -> str | None:
+def fault(path: str | Path, *, shared: bool = False, load_verifies: bool = False) -> str | None:
     """Return why the checkpoint at ``path`` is damaged, or None where every file matches its digest.
 
     shared: all ranks of the world call this, each reads a part of the files, and all get the first reason of any rank.
-    DataError for a format of another version; RetryableError where a file exists and cannot be read (permission, I/O).
+    load_verifies, with ``shared``: of the shards only the sizes are compared. DataError for a format of another
+    version; RetryableError where a file exists and cannot be read (permission, I/O).
     """
     if not shared:
+        assert not load_verifies
         return manifest.fault(path)
     root = Path(path)
     entries, reason = broadcast_from_rank0(lambda: manifest.listed(root))
     if reason is not None:
         return reason
-    part = _part(entries, dist.get_rank(), dist.get_world_size())
+    later = _shards(entries) if load_verifies else []
+    part = _part([entry for entry in entries if entry not in later], dist.get_rank(), dist.get_world_size())
     mismatch = first_failure(together(lambda: manifest.first_mismatch(root, part)))
-    return mismatch or broadcast_from_rank0(lambda: manifest.misnamed(root))
+    return mismatch or broadcast_from_rank0(lambda: manifest.wrong_size(root, later) or manifest.misnamed(root))
+
+
+def _shards(entries: list[manifest.Entry]) -> list[manifest.Entry]:
+    """Return the files that ``load_verified`` verifies, by name; none of a checkpoint of format 1."""
+    return sorted(
+        (entry for entry in entries if Path(entry["name"]).suffix == ".safetensors"), key=lambda entry: entry["name"]
+    )
 
 
 def _part(entries: list[manifest.Entry], rank: int, ranks: int) -> list[manifest.Entry]:
@@ -92,15 +114,41 @@ def load(path: str | Path, tensors: dict[str, Tensor]) -> None:
     """Fill ``tensors`` in place, called by all ranks; their layout may differ from the one that was saved.
 
     Rank 0 alone reads the metadata. Each part of a DTensor is read by one rank, which sends it to the ranks that hold
-    the same part (the other replicas).
+    the same part (the other replicas). Digests are not compared.
     """
-    reader = ShardReader(Path(path) / "shards")
+    reason = _load(path, tensors, {})
+    if reason is not None:
+        raise DataError(f"checkpoint {path} cannot be used: {reason}", hint="name another step, or train again")
+
+
+def load_verified(path: str | Path, tensors: dict[str, Tensor]) -> str | None:
+    """Fill ``tensors`` as ``load`` does, and return why the checkpoint is damaged, or None: the same on every rank.
+
+    For a checkpoint of ``newest(..., load_verifies=True)``: each shard is compared with its digest by one rank, while
+    it is read. Where it is damaged, the tensors have any values and must be loaded from another checkpoint.
+    """
+    ranks = dist.get_world_size()
+    entries, reason = broadcast_from_rank0(lambda: manifest.listed(Path(path)))
+    if reason is not None:
+        return str(reason)
+    shards = _shards(entries)
+    # on as many ranks as have saved, each verifies the file that it reads; on others, one of which it reads a part
+    part = [entry for number, entry in enumerate(shards) if number * ranks // len(shards) == dist.get_rank()]
+    return _load(path, tensors, {Path(entry["name"]).name: entry["xxh3"] for entry in part})
+
+
+def _load(path: str | Path, tensors: dict[str, Tensor], digests: dict[str, str]) -> str | None:
+    """Fill ``tensors``; return why a file is damaged. digests: of the files that this rank verifies."""
+    reader = ShardReader(Path(path) / "shards", digests)
     reader.share()
     saved = reader.read_metadata().state_dict_metadata
     _check_names(path, saved, tensors)
     dcp.load({name: tensor for name, tensor in tensors.items() if _is_first(tensor)}, storage_reader=reader)
-    for name in sorted(tensors):  # the same order on the ranks of each group
-        _send_to_replicas(tensors[name])
+    reason = reader.fault()
+    if reason is None:
+        for name in sorted(tensors):  # the same order on the ranks of each group
+            _send_to_replicas(tensors[name])
+    return reason
 
 
 def _is_first(tensor: Tensor) -> bool:

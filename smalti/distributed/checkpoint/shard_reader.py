@@ -1,4 +1,4 @@
-"""Reads the shards of a checkpoint for DCP's load, which plans what each rank needs: files of ``shards.py``, mapped.
+"""Reads the shards of a checkpoint for DCP's load, which plans what each rank needs: files of ``shards.py``.
 
 Checkpoints of format 1 have DCP's own files. Their ``.metadata`` is a pickle: it is opened only after its digest
 matches (``checkpoint.fault``), by an unpickler that admits DCP's own classes alone, and can name no file outside its
@@ -6,19 +6,16 @@ folder.
 """
 
 import io
-import math
 import os
 import pickle
-from dataclasses import dataclass
+from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
-from torch import Tensor
 from torch.distributed.checkpoint.metadata import (
     ChunkStorageMetadata,
     Metadata,
@@ -31,9 +28,11 @@ from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner
 from torch.futures import Future
 
 from smalti.base import store
-from smalti.base.errors import DataError
+from smalti.base.errors import DataError, RetryableError
+from smalti.distributed.checkpoint.shard_file import Block, Place, ShardFile
 from smalti.distributed.checkpoint.shards import INDEX, NAMES
-from smalti.distributed.group.world import broadcast_from_rank0
+from smalti.distributed.group.world import broadcast_from_rank0, first_failure, together
+from smalti.track.checkpoints.manifest import guarded
 
 
 class _Unpickler(pickle.Unpickler):
@@ -71,18 +70,18 @@ class _Unpickler(pickle.Unpickler):
         raise pickle.UnpicklingError(f"checkpoint metadata names {module}.{name}, which is not allowed")
 
 
-@dataclass(frozen=True)
-class _Place:
-    """Where a part of a tensor is: a file, its first byte there, its shape and dtype."""
-
-    file: str
-    begin: int
-    sizes: tuple[int, ...]
-    dtype: torch.dtype
-
-
 class ShardReader(dcp.FileSystemReader):
-    """Reads the folder ``shards/`` of a checkpoint, confined to it."""
+    """Reads the folder ``shards/`` of a checkpoint, confined to it.
+
+    digests: name -> XXH3-128 of the files that this rank verifies while it reads. Until ``fault`` has returned None,
+    the tensors may have any values.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], digests: Mapping[str, str] | None = None) -> None:
+        super().__init__(path)
+        self._digests = dict(digests or {})
+        self._fault: str | None = None
+        self._unreadable: RetryableError | None = None
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
         metadata = self._metadata
@@ -96,27 +95,42 @@ class ShardReader(dcp.FileSystemReader):
             self._metadata = broadcast_from_rank0(lambda: self._metadata)
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
-        if not any(isinstance(place, _Place) for place in self.storage_data.values()):
+        if any(not isinstance(place, Place) for place in self.storage_data.values()):
             return super().read_data(plan, planner)  # type: ignore[no-any-return]
-        for item in plan.items:
-            source = self._map(self.storage_data[item.storage_index])
-            for dim, (begin, length) in enumerate(zip(item.storage_offsets, item.lengths, strict=True)):
-                source = source.narrow(dim, begin, length)
-            target = planner.resolve_tensor(item).detach()
-            target.copy_(source)
-            planner.commit_tensor(item, target)
+        try:  # not raised here, as the ranks would not agree on the reason
+            fault, reason = guarded(Path(self.path).parent, lambda: self._read_files(plan, planner))
+            self._fault = fault or reason
+        except RetryableError as error:
+            self._unreadable = error
         done: Future[None] = Future()
         done.set_result(None)
         return done
 
-    def _map(self, place: _Place) -> Tensor:
-        """Return a part as a tensor over the mapped file; writing to it would not change the file."""
-        n_bytes = place.dtype.itemsize * math.prod(place.sizes)
-        if not n_bytes:
-            return torch.empty(place.sizes, dtype=place.dtype)
-        file = Path(self.path) / place.file
-        memory = np.memmap(file, np.uint8, mode="c", offset=place.begin, shape=n_bytes)
-        return torch.from_numpy(memory).view(place.dtype).view(place.sizes)
+    def fault(self) -> str | None:
+        """Return why a file that any rank has read is damaged, on all ranks; RetryableError where one is unreadable."""
+
+        def of_rank() -> str | None:
+            if self._unreadable is not None:
+                raise self._unreadable
+            return self._fault
+
+        return first_failure(together(of_rank))
+
+    def _read_files(self, plan: LoadPlan, planner: LoadPlanner) -> str | None:
+        """Read what the plan asks for, and the files to verify; return why one of these is damaged, or None."""
+        files: dict[str, dict[Place, list[Block]]] = {file: {} for file in self._digests}
+        for item in plan.items:
+            place = self.storage_data[item.storage_index]
+            block = Block(tuple(item.storage_offsets), planner.resolve_tensor(item).detach())
+            files.setdefault(place.file, {}).setdefault(place, []).append(block)
+        for name, parts in sorted(files.items()):
+            digest = self._digests.get(name)
+            with ShardFile(Path(self.path) / name, digests=digest is not None) as file:
+                for place in sorted(parts, key=lambda place: place.begin):
+                    file.fill(place, parts[place])
+                if digest is not None and file.finish() != digest:
+                    return f"shards/{name} does not match its digest"
+        return None
 
     @cached_property
     def _metadata(self) -> Metadata:
@@ -131,7 +145,7 @@ class ShardReader(dcp.FileSystemReader):
 def _read_index(path: Path) -> Metadata:
     """Return the content of ``index.json`` as DCP's load plan needs it."""
     tensors: dict[str, Any] = {}
-    places: dict[MetadataIndex, _Place] = {}
+    places: dict[MetadataIndex, Place] = {}
     try:
         content = store.read_json(path)
         for file in content["files"]:
@@ -142,7 +156,7 @@ def _read_index(path: Path) -> Metadata:
             for number, (file, begin, offsets, sizes) in enumerate(tensor["parts"]):
                 chunks.append(ChunkStorageMetadata(torch.Size(offsets), torch.Size(sizes)))
                 key = MetadataIndex(name, torch.Size(offsets), number)
-                places[key] = _Place(content["files"][file], begin, tuple(sizes), dtype)
+                places[key] = Place(content["files"][file], begin, tuple(sizes), dtype)
             size = torch.Size(tensor["shape"])
             tensors[name] = TensorStorageMetadata(TensorProperties(dtype=dtype), size, chunks)
     except (KeyError, TypeError, ValueError, IndexError) as error:

@@ -159,6 +159,8 @@ def broadcast_from_rank0(work: Callable[[], T]) -> T:
 
 def together(work: Callable[[], T]) -> T:
     """Run ``work`` on every rank and return this rank's result; where it fails on any, all raise the first failure."""
+    if not dist.is_initialized():
+        return work()
     result = None
     failure = None
     try:

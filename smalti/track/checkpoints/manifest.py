@@ -69,7 +69,7 @@ def listed(root: Path) -> tuple[list[Entry], str | None]:
         digest = "sha256" if manifest["format"] == 1 else "xxh3"
         return [{key: entry[key] for key in ("name", "bytes", digest)} for entry in manifest["files"]], None
 
-    listed, reason = _guarded(root, look)
+    listed, reason = guarded(root, look)
     return listed or ([], reason)
 
 
@@ -84,7 +84,17 @@ def first_mismatch(root: Path, entries: list[Entry], read: Callable[[int], None]
             read(entry["bytes"])
         return None
 
-    mismatch, reason = _guarded(root, look)
+    mismatch, reason = guarded(root, look)
+    return mismatch or reason
+
+
+def wrong_size(root: Path, entries: list[Entry]) -> str | None:
+    """Return why the first of these files that is missing or has another size is damaged; their bytes are not read."""
+
+    def look() -> str | None:
+        return next(filter(None, (_wrong_size(root, entry) for entry in entries)), None)
+
+    mismatch, reason = guarded(root, look)
     return mismatch or reason
 
 
@@ -100,11 +110,11 @@ def misnamed(root: Path) -> str | None:
     )
 
 
-def _guarded(root: Path, look: Callable[[], T]) -> tuple[T | None, str | None]:
+def guarded(root: Path, look: Callable[[], T]) -> tuple[T | None, str | None]:
     """Return the result of ``look``, or why the files that it reads are damaged."""
     try:
         return look(), None
-    except (FileNotFoundError, KeyError, TypeError, ValueError) as error:
+    except (FileNotFoundError, EOFError, KeyError, TypeError, ValueError) as error:
         return None, f"{type(error).__name__}: {error}"
     except OSError as error:
         raise RetryableError(
@@ -115,9 +125,16 @@ def _guarded(root: Path, look: Callable[[], T]) -> tuple[T | None, str | None]:
 
 def _mismatch(root: Path, entry: Entry) -> str | None:
     file = root / entry["name"]
+    if reason := _wrong_size(root, entry):
+        return reason
+    matches = sha256_file(file) == entry["sha256"] if "sha256" in entry else xxh3_file(file) == entry["xxh3"]
+    return None if matches else f"{entry['name']} does not match its digest"
+
+
+def _wrong_size(root: Path, entry: Entry) -> str | None:
+    file = root / entry["name"]
     if not file.exists():
         return f"{entry['name']} is missing"
     if file.stat().st_size != entry["bytes"]:
         return f"{entry['name']} has {file.stat().st_size} bytes; {entry['bytes']} were written"
-    matches = sha256_file(file) == entry["sha256"] if "sha256" in entry else xxh3_file(file) == entry["xxh3"]
-    return None if matches else f"{entry['name']} does not match its digest"
+    return None

@@ -20,7 +20,7 @@ from smalti.config.run import JobConfig
 from smalti.distributed.checkpoint import checkpoint
 from smalti.distributed.checkpoint import saver as saving
 from smalti.distributed.checkpoint.saver import Saver
-from smalti.distributed.checkpoint.shard_reader import ShardReader
+from smalti.distributed.checkpoint.shard_file import Place, ShardFile
 from smalti.track.checkpoints import manifest
 from smalti.train.job import build
 from smalti.train.loop import fit
@@ -121,14 +121,14 @@ def _load_replicas(rank: int, path: str, shape: tuple[int, ...], dims: list[str]
     placements = [Replicate() if dim == "replicate" else Shard(0) for dim in dims]
     tensors = {f"model.{name}": distribute_tensor(torch.zeros(16, 4), mesh, placements) for name in "abc"}
     n_read = 0
-    mapped = ShardReader._map
+    fill = ShardFile.fill
 
-    def counted(reader: ShardReader, place: Any) -> torch.Tensor:
+    def counted(file: ShardFile, place: Place, blocks: Any) -> None:
         nonlocal n_read
         n_read += 1
-        return mapped(reader, place)
+        fill(file, place, blocks)
 
-    setattr(ShardReader, "_map", counted)  # noqa: B010  (this process is a rank of its own)
+    setattr(ShardFile, "fill", counted)  # noqa: B010  (this process is a rank of its own)
     checkpoint.load(path, tensors)  # type: ignore[arg-type]
     whole = torch.arange(64.0).view(16, 4)
     return all(torch.equal(tensor.full_tensor(), whole) for tensor in tensors.values()), n_read
