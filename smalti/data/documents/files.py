@@ -23,6 +23,7 @@ _CODE = (
     "ts tsx vue svelte rb php pl pm lua r jl sh bash zsh fish ps1 sql swift dart ex exs erl hrl hs ml mli lisp el scm "
     "rkt asm s f f90 f95 pas ada v sv vhd zig nim d tcl html htm css scss less xml yaml yml toml ini cfg cmake proto tf"
 )
+_CODE_SUFFIXES = frozenset(_CODE.split())
 _SUFFIX_KIND: dict[str, Kind] = {
     **{f".{suffix}": "text" for suffix in f"{_PROSE} {_CODE}".split()},
     ".jsonl": "jsonl",
@@ -58,13 +59,23 @@ class FoundFiles:
     files: tuple[SourceFile, ...]
     skipped: dict[str, int] = field(default_factory=dict)
     """Number of skipped files by unknown suffix, of LINKED and of NO_FILE."""
+    unnamable: tuple[str, ...] = ()
+    """Names that are not UTF-8, escaped: ids begin with the name."""
 
 
-def find_files(path: str, include: Sequence[str] = ()) -> FoundFiles:
+def is_code(name: str) -> bool:
+    """Whether a file with this name is read as text and is source code, by its suffix."""
+    base, suffix = os.path.splitext(name.lower())
+    return (os.path.splitext(base)[1] if suffix in _COMPRESSED else suffix).removeprefix(".") in _CODE_SUFFIXES
+
+
+def find_files(path: str, include: Sequence[str] = (), *, skip_unnamable: bool = False) -> FoundFiles:
     """Find the files under ``path``, or the one file; hidden files and folders are ignored.
 
+    ``skip_unnamable``: list names that are not UTF-8 instead of raising an error.
+
     Raises:
-        DataError: ``path`` does not exist or has no documents.
+        DataError: ``path`` does not exist or has no documents, or a name is not UTF-8.
         UserError: a file that is named, or matches ``include``, is of no known kind.
     """
     if not store.is_local(path):
@@ -78,12 +89,14 @@ def find_files(path: str, include: Sequence[str] = ()) -> FoundFiles:
         return FoundFiles((file,))
     if not os.path.isdir(path):
         raise DataError(f"{path} does not exist", hint="check the path of the source")
-    files, skipped = _walk(path, include)
-    if not files:
+    files, skipped, unnamable = _walk(path, include)
+    if unnamable and not skip_unnamable:
+        raise DataError(f"the name of {unnamable[0]} in {path} is not UTF-8", hint="rename it: ids begin with it")
+    if not files and not unnamable:
         matching = f" that match {', '.join(include)}" if include else ""
         hint = "name the folder itself, not a link to it" if LINKED in skipped else "check the path of the source"
         raise DataError(f"{path} holds no documents{matching}", allowed=KNOWN_KINDS, hint=hint)
-    return FoundFiles(tuple(sorted(files, key=lambda file: file.name)), dict(sorted(skipped.items())))
+    return FoundFiles(tuple(sorted(files, key=lambda file: file.name)), dict(sorted(skipped.items())), tuple(unnamable))
 
 
 def held_file(path: str, data: bytes) -> SourceFile:
@@ -94,9 +107,10 @@ def held_file(path: str, data: bytes) -> SourceFile:
     return file
 
 
-def _walk(root: str, include: Sequence[str]) -> tuple[list[SourceFile], Counter[str]]:
+def _walk(root: str, include: Sequence[str]) -> tuple[list[SourceFile], Counter[str], list[str]]:
     files: list[SourceFile] = []
     skipped: Counter[str] = Counter()
+    unnamable: list[str] = []
     for folder, folders, names in os.walk(root, onerror=_unreadable_folder):
         folders[:] = sorted(name for name in folders if not name.startswith("."))
         skipped.update(LINKED for name in folders if os.path.islink(os.path.join(folder, name)))
@@ -108,7 +122,8 @@ def _walk(root: str, include: Sequence[str]) -> tuple[list[SourceFile], Counter[
             if include and not any(fnmatch(name, pattern) or fnmatch(base, pattern) for pattern in include):
                 continue
             if name != name.encode("utf-8", "replace").decode():
-                raise DataError(f"the name of {path!a} is not UTF-8", hint="rename it: ids begin with it")
+                unnamable.append(os.fsencode(name).decode("utf-8", "backslashreplace"))
+                continue
             if not os.path.isfile(path):
                 skipped[NO_FILE] += 1
                 continue
@@ -119,7 +134,7 @@ def _walk(root: str, include: Sequence[str]) -> tuple[list[SourceFile], Counter[
                 raise _unknown_kind(path)
             else:
                 skipped[Path(base).suffix or base] += 1
-    return files, skipped
+    return files, skipped, unnamable
 
 
 def _unreadable_folder(error: OSError) -> None:

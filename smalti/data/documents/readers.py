@@ -59,6 +59,8 @@ class ReadOptions:
     """Limit on the decompressed size of a file; a larger one is an error."""
     max_document_bytes: int | None = None
     """Longer documents are cut into parts (see ``parts``)."""
+    optional_id_field: str | None = None
+    """Field with the id where a record of JSONL has one and ``id_field`` is absent."""
 
 
 @dataclass(frozen=True)
@@ -114,7 +116,7 @@ def _unreadable(row_id: str, problem: str) -> Record:
     return Record(row_id, row_id, "", problem)
 
 
-def _in_parts(record: Record, options: ReadOptions) -> Iterator[Record]:
+def in_parts(record: Record, options: ReadOptions) -> Iterator[Record]:
     """Yield the record, or one for each part of a long text; without ``group_field`` each part is its own group."""
     if options.max_document_bytes is None:
         yield record
@@ -179,7 +181,7 @@ def _records(file: SourceFile, rows: Iterator[Row], options: ReadOptions) -> Ite
         if row.problem is not None:
             yield _unreadable(row_id, f"{row.where}: {row.problem}")
         else:
-            yield from _in_parts(_record(row.value, row_id, row.where, options), options)
+            yield from in_parts(_record(row.value, row_id, row.where, options), options)
 
 
 def _record(value: dict[str, Any], row_id: str, where: str, options: ReadOptions) -> Record:
@@ -188,7 +190,10 @@ def _record(value: dict[str, Any], row_id: str, where: str, options: ReadOptions
         if not isinstance(text, str):
             raise ValueError(f"field '{options.text_field}' holds {type(text).__name__}, not text")
         _check_unicode(text, options.text_field)
-        document_id = row_id if options.id_field is None else _name(value, options.id_field)
+        id_field = options.id_field
+        if id_field is None and isinstance(value.get(options.optional_id_field or ""), str | int):
+            id_field = options.optional_id_field
+        document_id = row_id if id_field is None else _name(value, id_field)
         group = document_id if options.group_field is None else _name(value, options.group_field)
         numbers = json.dumps([_number(value, name) for name in options.keep_fields]) if options.keep_fields else None
     except ValueError as error:

@@ -4,6 +4,7 @@ import codecs
 import gzip
 import io
 import json
+import sys
 import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -17,6 +18,9 @@ from smalti.data.documents.files import SourceFile
 from smalti.data.documents.parquet import rows_per_batch
 
 _CHUNK_BYTES = 1 << 20
+
+_MAX_LINE_BYTES = 256 << 20
+"""A longer line of JSONL is an error: it would be held in memory several times."""
 
 _READ_BYTES = 8 << 20
 """Bytes of Parquet that are read at once."""
@@ -87,14 +91,14 @@ def parquet_rows(
 
 def _lines(stream: IO[bytes], file: SourceFile, limit_bytes: int | None) -> Iterator[bytes]:
     """Yield the lines; at most one byte more than ``limit_bytes`` is read."""
-    if limit_bytes is None:
-        yield from stream
-        return
-    left = limit_bytes
-    while line := stream.readline(left + 1):
+    left = sys.maxsize if limit_bytes is None else limit_bytes
+    while line := stream.readline(min(left, _MAX_LINE_BYTES) + 1):
         left -= len(line)
         if left < 0:
+            assert limit_bytes is not None
             raise _too_large(file, limit_bytes)
+        if len(line) > _MAX_LINE_BYTES:
+            raise DataError(f"{file.path} has a line of more than {_MAX_LINE_BYTES:,} bytes", hint="write shorter ones")
         yield line
 
 

@@ -7,7 +7,6 @@ Guarantees: the same inputs and config give the same files, byte for byte; every
 import json
 from collections.abc import Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,20 +24,13 @@ from smalti.data.documents.parquet import DROP_SCHEMA, RowWriter, documents_sche
 from smalti.data.documents.publish import check_not_nested, parquet_digests, publication
 from smalti.data.documents.readers import RAW_SCHEMA, ReadOptions, read_tasks
 from smalti.data.prepare.curate.drop_list import find_listed, read_drop_list
+from smalti.data.prepare.curate.duplicates import duplicate_drops
 from smalti.data.prepare.curate.examine import EMPTY_RULE, EXAMINED_SCHEMA, UNREADABLE_RULE, Examination
-from smalti.data.prepare.curate.queries import TRAIN_KEY, first_of_equal, transform
+from smalti.data.prepare.curate.queries import TRAIN_KEY, transform
 from smalti.data.prepare.curate.report import FORMAT_KIND, RECORD_NAME, Cut, Report, as_markdown
 
 _READ_BYTES = 8 << 20
 _STAGED_SCHEMA = pa.schema([("key", pa.int64()), ("source", pa.large_string()), *EXAMINED_SCHEMA])
-
-
-@dataclass(frozen=True)
-class _Keeper:
-    """The document that is kept among those with equal texts."""
-
-    key: int
-    name: str
 
 
 def curate(config: CurateConfig, progress: Progress = no_progress) -> Report:
@@ -69,8 +61,7 @@ def curate(config: CurateConfig, progress: Progress = no_progress) -> Report:
                 report.repeated_ids[name] = repeated
             if cut.documents:
                 report.cut[name] = cut
-        keepers = _keepers(config, [str(path) for path in staged.values()])
-        drops = {key: _duplicate_drop(key, keeper) for key, keeper in keepers.items()}
+        drops = duplicate_drops(staged.values(), leaks_only=config.dedup == "none")
         if config.drop_documents is not None:
             listed_drops, report.unknown_listed = find_listed(config.drop_documents, listed, staged)
             drops = listed_drops | drops
@@ -150,31 +141,6 @@ class _Reader:
         return pa.RecordBatch.from_arrays(columns, schema=_STAGED_SCHEMA)
 
 
-def _keepers(config: CurateConfig, paths: list[str]) -> dict[int, _Keeper]:
-    """Return key of each exact duplicate -> the document that is kept instead.
-
-    With ``dedup: none`` only training documents that equal a held-out one are dropped.
-    """
-    keepers: dict[int, int] = {}
-    for row in first_of_equal(paths).to_pylist():
-        leaks = row["key"] >= TRAIN_KEY > row["keeper_key"]
-        if leaks or config.dedup == "exact":
-            keepers[row["key"]] = row["keeper_key"]
-    names = _names(set(keepers.values()), paths)
-    return {key: _Keeper(keeper, names[keeper]) for key, keeper in keepers.items()}
-
-
-def _names(keys: set[int], paths: list[str]) -> dict[int, str]:
-    """Return key -> ``source/id`` of the documents with these keys."""
-    names: dict[int, str] = {}
-    for path in paths if keys else ():
-        with pq.ParquetFile(path) as file:
-            for batch in file.iter_batches(columns=["key", "source", "id"]):
-                rows = zip(*(column.to_pylist() for column in batch.columns), strict=True)
-                names.update((key, f"{source}/{id_}") for key, source, id_ in rows if key in keys)
-    return names
-
-
 def _write(
     name: str,
     staged: Path,
@@ -211,12 +177,6 @@ def _rows(staged: Path) -> Iterator[dict[str, Any]]:
     with pq.ParquetFile(staged) as file:
         for batch in file.iter_batches(batch_size=rows_per_batch(file, _READ_BYTES, 512)):
             yield from batch.to_pylist()
-
-
-def _duplicate_drop(key: int, keeper: _Keeper) -> dict[str, Any]:
-    if key >= TRAIN_KEY > keeper.key:
-        return {"rule": "dedup/heldout", "reason": f"equal to the held-out document {keeper.name}", "score": 1.0}
-    return {"rule": "dedup/exact", "reason": f"equal to {keeper.name}", "score": 1.0}
 
 
 def _no_documents(report: Report, config: CurateConfig) -> DataError:

@@ -59,7 +59,7 @@ QUALITY = Preset(
             lambda text: alphabetic_frac(text.real_words),
             low=0.8,
         ),
-        Rule("stop-words", "distinct words of {the be to of and that have with}", _stop_words, low=2),
+        Rule("stop-words", "distinct words of {the be to of and that have with}", _stop_words, low=2, english=True),
     ),
 )
 

@@ -17,6 +17,8 @@ class Rule:
     measure: Callable[[Text], float]
     low: float = -math.inf
     high: float = math.inf
+    english: bool = False
+    """Whether the score means something for English only."""
 
     def score(self, text: Text) -> float:
         """Measure ``text``."""
@@ -66,6 +68,18 @@ def judge(text: str, presets: Sequence[Preset]) -> Verdict:
         if broken is not None:
             return broken
     return Verdict(measured.text)
+
+
+def measure(text: str, presets: Sequence[Preset]) -> tuple[str, list[tuple[Rule, str, float]]]:
+    """Return the text after all edits, and each rule with its name (``<preset>/<rule>``) and score, broken or not."""
+    scores: list[tuple[Rule, str, float]] = []
+    measured = Text(text)
+    for preset in presets:
+        scores += [(rule, f"{preset.name}/{rule.name}", rule.score(measured)) for rule in preset.rules]
+        if preset.edit is not None:
+            measured = Text(preset.edit(measured.text))
+            scores += [(rule, f"{preset.name}/{rule.name}", rule.score(measured)) for rule in preset.rules_after_edit]
+    return measured.text, scores
 
 
 def _first_broken(text: Text, preset: Preset, rules: Sequence[Rule]) -> Verdict | None:
