@@ -19,6 +19,7 @@ from pydantic.fields import FieldInfo
 
 from smalti.cli.main import VERBS, app_of, help_page
 from smalti.config import schema
+from smalti.config.build import BuildConfig
 from smalti.config.curate import CurateConfig, TokenizeConfig
 from smalti.config.dedup import DedupConfig
 from smalti.config.eval import EvalConfig
@@ -31,6 +32,7 @@ _HEAD = "<!-- Written by `make docs` from the code; edit there. -->\n\n"
 
 _ROOTS: dict[str, type[BaseModel]] = {
     "smalti train": RunConfig,
+    "smalti data build": BuildConfig,
     "smalti data curate": CurateConfig,
     "smalti data dedup": DedupConfig,
     "smalti data tokenize": TokenizeConfig,

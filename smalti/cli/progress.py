@@ -7,7 +7,7 @@ import sys
 
 from smalti.base.clock import now_s
 from smalti.base.env import plain_output
-from smalti.base.units import format_bytes, format_count, format_frac
+from smalti.base.units import format_byte_rate, format_bytes, format_count, format_frac, format_seconds
 
 _LIVE_S = 0.2
 _PLAIN_S = (5.0, 60.0)
@@ -22,8 +22,11 @@ class ProgressLine:
     Work counted in other pieces names them: ``progress("writing", done, total, "source")``.
     """
 
-    def __init__(self, unit: str = "bytes") -> None:
+    def __init__(self, unit: str = "bytes", *, rate: bool = False) -> None:
+        """``rate``: add the rate since the work began, and the time left at that rate."""
         self._unit = unit
+        self._rate = rate
+        self._began: tuple[str, int, float] | None = None
         self._live = sys.stderr.isatty() and not plain_output()
         self._wait_s = _LIVE_S if self._live else _PLAIN_S[0]
         self._last_s = now_s()
@@ -40,6 +43,8 @@ class ProgressLine:
 
         ``piece`` names one of few large pieces: the line then says which of them is being worked on.
         """
+        if self._began is None or self._began[0] != what:
+            self._began = (what, done, now_s())
         if done == total:
             self._clear()
             return
@@ -51,10 +56,19 @@ class ProgressLine:
         self._shown = True
         frac = min(1.0, done / max(total, 1))  # an estimated total may be exceeded
         line = f"{what}: {self._amount(done)} of {self._amount(total, self._unit)}, {format_frac(frac)}"
+        if self._rate and piece is None:
+            line += self._rate_and_rest(done, total, self._began)
         if piece is not None:
             line = f"{what}: {piece} {done + 1:,} of {total:,}"
         start, end = ("\r\x1b[K", "") if self._live else ("", "\n")
         print(start + line, end=end, file=sys.stderr, flush=True)
+
+    def _rate_and_rest(self, done: int, total: int, began: tuple[str, int, float]) -> str:
+        per_s = (done - began[1]) / max(now_s() - began[2], 1e-9)
+        if per_s <= 0:
+            return ""
+        rate = format_byte_rate(per_s) if self._unit == "bytes" else f"{format_count(per_s)} {self._unit}/s"
+        return f", {rate}, {format_seconds(max(0, total - done) / per_s)} left"
 
     def _amount(self, value: int, unit: str = "") -> str:
         return format_bytes(value) if self._unit == "bytes" else f"{format_count(value)} {unit}".rstrip()

@@ -10,6 +10,7 @@ from smalti.config.schema import Config, NotAllowed, Real, Whole
 
 Preset = Literal[
     "none",
+    "safe",
     "prose-light",
     "code-light",
     "gopher-2021",

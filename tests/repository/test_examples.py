@@ -12,6 +12,7 @@ from typing import get_args
 import pytest
 import yaml
 
+from smalti.config.build import BuildConfig
 from smalti.config.curate import CurateConfig, TokenizeConfig
 from smalti.config.dedup import DedupConfig
 from smalti.config.load import from_dict
@@ -21,7 +22,7 @@ from smalti.config.task import TaskConfig
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
 
-WHOLE = (RunConfig, CurateConfig, TokenizeConfig, DedupConfig, TaskConfig)
+WHOLE = (RunConfig, CurateConfig, TokenizeConfig, DedupConfig, TaskConfig, BuildConfig)
 
 
 def blocks(language: str) -> list[tuple[str, str]]:

@@ -2,6 +2,7 @@
 
 import typer
 
+from smalti.cli.data.build import build
 from smalti.cli.data.curate import curate
 from smalti.cli.data.dedup import dedup
 from smalti.cli.data.documents import documents
@@ -15,10 +16,11 @@ app = typer.Typer(
     add_completion=False,
     rich_markup_mode=None,
     no_args_is_help=True,
-    help="Curate, deduplicate and tokenize documents, and inspect the results.",
+    help="Build, curate, deduplicate and tokenize documents, and inspect the results.",
 )
 
 app.command(epilog="Example: smalti data documents data/demo/raw")(documents)
+app.command(epilog="Example: smalti data build recipe.yaml output=data/web languages=[en,de] --dry-run")(build)
 app.command(epilog="Example: smalti data curate demo-curate heldout_frac=0.1 --dry-run")(curate)
 app.command(epilog="Example: smalti data dedup demo-dedup threshold=0.8 --dry-run")(dedup)
 app.command(epilog="Example: smalti data tokenize demo-tokenize output=data/demo/tokens-2")(tokenize)

@@ -1,0 +1,136 @@
+"""The config of ``smalti data build``: a recipe from raw documents to a clean, deduplicated set."""
+
+import os
+import re
+from typing import Literal, Self
+
+from pydantic import Field, field_validator, model_validator
+
+from smalti.config.curate import Preset
+from smalti.config.places import LocalFolder
+from smalti.config.schema import Config, NotAllowed, Real, Whole, placement
+
+Language = Literal[
+    "ar", "bg", "ca", "cs", "da", "de", "el", "en", "es", "fa", "fi", "fr", "he", "hi", "hu", "id", "it", "ja", "ko",
+    "nb", "nl", "pl", "pt", "ro", "ru", "sv", "th", "tr", "uk", "vi", "zh",
+]  # fmt: skip
+"""Languages that are recognised (ISO 639-1), in ``smalti/data/build/clean/language.py``."""
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+
+
+class BuildInput(Config):
+    """A folder or file of raw documents."""
+
+    path: str
+    """A folder (read recursively) or file of text, Markdown, HTML, code, JSONL (all also .gz, .zst) or Parquet."""
+    name: str | None = None
+    """Name of the source in the output; absent: the last part of the path, without suffixes."""
+    text_field: str = "text"
+    """Field with the text, in JSONL and Parquet."""
+    id_field: str | None = None
+    """Field with the id of the document; absent: the field ``id`` where there is one, else file and row."""
+    include: tuple[str, ...] = ()
+    """Glob patterns (``*.md``, ``docs/*``) of files to read from a folder; empty: all files of a known kind."""
+    encoding: str = "auto"
+    """Encoding of text and HTML files; ``auto``: a byte-order mark, what HTML declares, UTF-8, else detected."""
+    rules: tuple[Preset, ...] = ()
+    """Presets of quality rules, applied in this order. Empty: ``safe``, and ``code-light`` for source code.
+    ``[none]``: no rules."""
+
+    @property
+    def source(self) -> str:
+        """The name of the source."""
+        return self.name or re.sub(r"(?<=.)\..*", "", os.path.basename(os.path.normpath(self.path)))
+
+    @model_validator(mode="after")
+    def _names_a_folder(self) -> Self:
+        if not _NAME.fullmatch(self.source):
+            raise NotAllowed(
+                f"'{self.source}' cannot name a source, of which it is a folder of the output",
+                allowed="letters, digits, '.', '_' and '-', of which the first is a letter or digit",
+                hint=f"inputs: [{{path: {self.path}, name: NAME}}]",
+            )
+        if "none" in self.rules and len(self.rules) > 1:
+            raise ValueError(f"rules={list(self.rules)}: 'none' cannot be combined with others")
+        return self
+
+
+class BuildConfig(Config):
+    """Raw documents -> clean, deduplicated documents; every dropped document is recorded."""
+
+    name: str
+    """Name of the set, for its report and its steps."""
+    inputs: tuple[BuildInput, ...] = Field(min_length=1)
+    """What to read: a path, or a list of paths and of mappings with ``path`` and further fields."""
+    output: LocalFolder = placement()
+    """Local folder that receives ``documents/``, ``drops/``, ``report.json`` and ``report.md``, all at once."""
+    languages: tuple[Language, ...] = ()
+    """Languages to keep; empty: all, also text in none that is recognised. Source code has no language."""
+    min_language_score: Real = Field(0.65, ge=0, le=1)
+    """Minimum confidence in the language, with ``languages``; below it the document is dropped."""
+    html: Literal["auto", "trafilatura", "tags"] = "auto"
+    """How the text of HTML pages is found: by trafilatura (extra ``html``), or by removing tags, scripts and
+    navigation. ``auto``: trafilatura where it is installed; the report says which was used."""
+    clean: bool = True
+    """Remove markup, scripts and lines of boilerplate from texts that are not source code."""
+    pii: Literal["replace", "drop", "mark", "keep"] = "replace"
+    """E-mail addresses, phone numbers, IP addresses, IBANs, card numbers, keys and tokens: ``replace`` them by
+    [EMAIL], [PHONE], [IP], [IBAN], [CARD] and [SECRET]; ``drop`` documents that have one; ``mark`` them in the column
+    ``pii`` and change nothing; ``keep`` them, without a search."""
+    dedup: Literal["near", "exact", "none"] = "near"
+    """``exact``: keep one of equal texts; ``near``: also one of near-duplicates, by the steps of ``smalti data
+    dedup``."""
+    near_threshold: Real = Field(0.65, gt=0, le=1)
+    """Minimum Jaccard similarity of two near-duplicates."""
+    decontaminate: tuple[str, ...] = ()
+    """Files or folders of evaluation sets (any format of the inputs; all text fields of JSONL count). Documents that
+    share 13 consecutive words with one of them are dropped."""
+    heldout_frac: Real = Field(0.0, ge=0, lt=0.5)
+    """Fraction of documents to hold out from training. Held-out documents are kept even if they are near to one
+    another; training documents near to one are dropped."""
+    seed: Whole = 17
+    """Seed of the choice of held-out documents and of MinHash."""
+    max_document_bytes: Whole = Field(1_000_000, ge=1000)
+    """Maximum size of a document in bytes; longer ones are cut into parts (``ID#1``, ``ID#2`` ...) at the last blank
+    line in the second half of a part, else at a line end, a blank, or between characters."""
+    max_file_bytes: Whole = Field(64 << 20, ge=1000)
+    """Maximum size in bytes of a text or HTML file once decompressed; a larger one is dropped. Files of JSONL and
+    Parquet may have any size."""
+    max_expansion: Whole = Field(200, ge=2)
+    """Largest ratio of decompressed to compressed size. A file beyond it, if it decompresses to more than
+    ``max_file_bytes``, is dropped as a decompression bomb."""
+    workers: Whole | None = placement(None, ge=1)
+    """Processes that extract and annotate; absent: one for each core. The result does not depend on it."""
+    work: str | None = placement(None)
+    """Folder for the results of steps, which a rerun reuses; absent: ``.NAME.steps`` beside the output. They take up to
+    three times the size of the texts."""
+
+    @field_validator("inputs", mode="before")
+    @classmethod
+    def _paths_are_inputs(cls, value: object) -> object:
+        items = value if isinstance(value, list | tuple) else [value]
+        return tuple({"path": item} if isinstance(item, str) else item for item in items)
+
+    @field_validator("languages", "decontaminate", mode="before")
+    @classmethod
+    def _one_is_a_list(cls, value: object) -> object:
+        return (value,) if isinstance(value, str) else value
+
+    @model_validator(mode="after")
+    def _makes_sense(self) -> Self:
+        if not _NAME.fullmatch(self.name):
+            raise ValueError(f"name '{self.name}' cannot name a folder; use letters, digits, '.', '_' and '-'")
+        names = [item.source for item in self.inputs]
+        twice = next((name for name in names if names.count(name) > 1), None)
+        if twice is not None:
+            raise NotAllowed(
+                f"more than one of the inputs is named '{twice}'",
+                allowed="a name of its own for each, of which their documents are a folder",
+                hint="inputs: [{path: PATH, name: NAME}, ...]",
+            )
+        if self.dedup != "near" and "near_threshold" in self.model_fields_set:
+            raise ValueError(f"near_threshold has no effect with dedup={self.dedup}")
+        if not self.languages and "min_language_score" in self.model_fields_set:
+            raise ValueError("min_language_score has no effect without languages")
+        return self

@@ -1,0 +1,1 @@
+"""``smalti data build``: one recipe from raw documents to clean ones, in content-addressed steps."""

@@ -1,0 +1,167 @@
+"""The functions of the two steps that run for each shard: extract documents, annotate them with what a policy reads.
+
+``extract_shard`` writes EXTRACTED, ``annotate_shard`` writes ANNOTATED: the same rows in the same order. No document is
+dropped here. The same inputs and options give the same bytes.
+"""
+
+import hashlib
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from smalti.data.build.clean import pii
+from smalti.data.build.clean.language import UNDETERMINED, WITHOUT_BLANKS, identify
+from smalti.data.build.clean.markup import clean_text
+from smalti.data.build.contamination import EvaluationNgrams
+from smalti.data.build.extract.read import ExtractOptions, extract
+from smalti.data.documents.files import SourceFile
+from smalti.data.documents.heldout import split_of
+from smalti.data.documents.parquet import RowWriter, rows_per_batch
+from smalti.data.prepare.curate.normalize import normalize
+from smalti.data.prepare.curate.rules.presets import presets_by_name
+from smalti.data.prepare.curate.rules.rule import Preset, measure
+
+VERSION = 1
+"""Raised with every change after which the same inputs would give other rows."""
+
+EXTRACTED = pa.schema(
+    [
+        ("id", pa.string()),
+        ("kind", pa.string()),
+        ("encoding", pa.string()),
+        ("problem", pa.string()),
+        ("part", pa.string()),
+        ("text", pa.large_string()),
+    ]
+)
+"""``kind``: prose, code or html; where there is a ``problem``, the rule that drops the document."""
+
+ANNOTATED = pa.schema(
+    [
+        ("id", pa.string()),
+        ("kind", pa.string()),
+        ("problem", pa.string()),
+        ("part", pa.string()),
+        ("encoding", pa.string()),
+        ("split", pa.string()),
+        ("n_raw_bytes", pa.int64()),
+        ("language", pa.string()),
+        ("language_score", pa.float64()),
+        ("scores", pa.list_(pa.struct([("rule", pa.string()), ("score", pa.float64())]))),
+        ("pii", pa.string()),
+        ("evaluation", pa.string()),
+        ("digest", pa.string()),
+        ("text", pa.large_string()),
+    ]
+)
+"""``pii``: spans as JSON ([start, end, kind]) in the cleaned text before replacement; ``evaluation``: the
+evaluation set with which it shares 13 words; ``text``: cleaned and, if asked for, with placeholders."""
+
+SAFE_RULES = ("safe",)
+CODE_RULES = ("code-light",)
+CODE = "code"
+_READ_BYTES = 8 << 20
+
+
+@dataclass(frozen=True)
+class AnnotateOptions:
+    """What decides the annotations of a text. Plain data."""
+
+    rules: tuple[str, ...]
+    clean: bool
+    pii: str
+    seed: int
+    heldout_frac: float
+    evaluation: str | None
+    """File of the n-grams of evaluation sets."""
+
+
+def extract_shard(path: Path, files: tuple[SourceFile, ...], options: ExtractOptions) -> None:
+    """Write the records of ``files`` to ``path``."""
+    with RowWriter(path, EXTRACTED) as writer:
+        for file in files:
+            for extracted_row in extract(file, options):
+                record = extracted_row.record
+                row = {
+                    "id": record.id,
+                    "kind": extracted_row.kind,
+                    "encoding": extracted_row.encoding,
+                    "problem": record.problem,
+                }
+                writer.add(row | {"part": record.part, "text": record.text}, len(record.text))
+
+
+def annotate_shard(path: Path, extracted: Path, options: AnnotateOptions) -> None:
+    """Write the rows of ``extracted`` with annotations to ``path``."""
+    evaluation = EvaluationNgrams.load(options.evaluation) if options.evaluation else None
+    with RowWriter(path, ANNOTATED) as writer:
+        for batch in batches(extracted):
+            rows = [_annotated(row, options) for row in batch]
+            if evaluation is not None:
+                for row, name in zip(rows, evaluation.found_in([row["text"] for row in rows]), strict=True):
+                    row["evaluation"] = name
+            for row in rows:
+                writer.add(row, len(row["text"]))
+
+
+def batches(path: Path, columns: list[str] | None = None) -> Iterator[list[dict[str, Any]]]:
+    """Yield the rows of a shard in lists of about 8 MiB."""
+    with pq.ParquetFile(path, page_checksum_verification=True) as file:
+        for batch in file.iter_batches(batch_size=rows_per_batch(file, _READ_BYTES, 512), columns=columns):
+            yield batch.to_pylist()
+
+
+def rules_of(rules: tuple[str, ...], kind: str) -> list[Preset]:
+    """Return the presets for a document of this kind: those of the recipe, or the defaults."""
+    return presets_by_name(rules or (CODE_RULES if kind == CODE else SAFE_RULES))
+
+
+def _annotated(row: dict[str, Any], options: AnnotateOptions) -> dict[str, Any]:
+    raw = row.pop("text")
+    base = {
+        "split": split_of(row["id"], seed=options.seed, heldout_frac=options.heldout_frac),
+        "n_raw_bytes": len(raw.encode()),
+        "language": UNDETERMINED,
+        "language_score": 0.0,
+        "scores": [],
+        "pii": None,
+        "evaluation": None,
+        "digest": "",
+        "text": "",
+    }
+    if row["problem"] is not None:
+        return row | base
+    text = normalize(raw)
+    is_code = row["kind"] == CODE
+    if options.clean and not is_code:
+        text = clean_text(text)
+    language, confidence = (CODE, 1.0) if is_code else identify(text)
+    text, scores = measure(
+        text, [preset for preset in rules_of(options.rules, row["kind"]) if _applies(preset, language)]
+    )
+    spans = [] if options.pii == "keep" else pii.find(text)
+    if options.pii == "replace":
+        cleaned, text = text, pii.replace(text, spans)
+        assert len(cleaned) or not spans
+    return row | base | {
+        "language": language,
+        "language_score": confidence,
+        "scores": [
+            {"rule": name, "score": score}
+            for rule, name, score in scores
+            if not rule.english or language in ("en", UNDETERMINED)
+        ],
+        "pii": json.dumps(spans) if spans else None,
+        "digest": hashlib.blake2b(text.encode(), digest_size=16).hexdigest(),
+        "text": text,
+    }  # fmt: skip
+
+
+def _applies(preset: Preset, language: str) -> bool:
+    """Whether a preset makes sense: those that count words do not for languages without blanks."""
+    return preset.name in ("safe", "none") or language not in WITHOUT_BLANKS

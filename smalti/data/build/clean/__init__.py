@@ -1,0 +1,1 @@
+"""Cleaning: language, markup and boilerplate, personal data."""

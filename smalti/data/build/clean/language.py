@@ -1,0 +1,94 @@
+"""Identifies the language of a text by its script and by function words; without a model and without a download.
+
+The score is the confidence, from 0 to 1: the share of letters in the script of the language, times, in Latin and
+Cyrillic, the share of its function words among those of all languages of that script, sharpened by a cube. ``und`` (ISO
+639-2: undetermined) has the score 0: too few letters, or function words of none of the languages.
+"""
+
+import re
+from collections import Counter
+
+from smalti.data.build.clean.function_words import WEIGHTS, WORDS
+
+UNDETERMINED = "und"
+WITHOUT_BLANKS = frozenset({"ja", "zh", "th"})
+"""Languages that are written without blanks between words: rules that count words do not apply."""
+
+_SCRIPTS = {
+    "latin": r"A-Za-z\u00c0-\u00d6\u00d8-\u00f6\u00f8-\u024f\u1e00-\u1eff",
+    "cyrillic": r"\u0400-\u04ff",
+    "kana": r"\u3041-\u30ff\u31f0-\u31ff\uff66-\uff9f",
+    "han": r"\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff",
+    "hangul": r"\uac00-\ud7a3\u1100-\u11ff",
+    "greek": r"\u0370-\u03ff\u1f00-\u1fff",
+    "hebrew": r"\u05d0-\u05ea",
+    "arabic": r"\u0621-\u064a\u0660-\u06ff",
+    "devanagari": r"\u0900-\u097f",
+    "thai": r"\u0e01-\u0e5b",
+}
+_RUNS = {name: re.compile(f"[{characters}]+") for name, characters in _SCRIPTS.items()}
+_LANGUAGE_OF = {"hangul": "ko", "greek": "el", "hebrew": "he", "devanagari": "hi", "thai": "th"}
+_LETTERS = re.compile(r"[^\W\d_]+")
+_TOKEN = re.compile(r"[^\W\d_]+(?:['’][^\W\d_]+)?")  # noqa: RUF001  (the typographic apostrophe is meant)
+_PERSIAN = re.compile("[پچژگکی]")
+
+_SAMPLE_CHARACTERS = 20_000
+_MIN_LETTERS = 6
+_MIN_KANA_FRAC = 0.05
+_MIN_FUNCTION_WORDS = 2
+_MIN_COVERAGE = 0.1
+"""Of running prose in one of the languages a quarter to a half are function words of the list."""
+
+
+def identify(text: str) -> tuple[str, float]:
+    """Return the language (ISO 639-1, or ``und``) of most of ``text``, and the confidence."""
+    sample = _sample(text)
+    counts = {name: sum(map(len, run.findall(sample))) for name, run in _RUNS.items()}
+    n_letters = sum(map(len, _LETTERS.findall(sample)))
+    if n_letters < _MIN_LETTERS:
+        return UNDETERMINED, 0.0
+    east_asian = counts.pop("kana") + counts["han"]
+    kana = east_asian - counts.pop("han")
+    script = max(counts, key=counts.__getitem__)
+    # A character of Han or kana says about as much as three letters.
+    if 3 * east_asian > counts[script]:
+        language = "ja" if kana >= _MIN_KANA_FRAC * east_asian else "zh"
+        return language, _frac(3 * east_asian, 3 * east_asian + n_letters - east_asian)
+    share = _frac(counts[script], n_letters + 2 * east_asian)
+    if script in _LANGUAGE_OF:
+        return _LANGUAGE_OF[script], share
+    if script == "arabic":
+        is_persian = len(_PERSIAN.findall(sample)) > 0.03 * counts[script]
+        return ("fa" if is_persian else "ar"), share
+    language, confidence = _by_words(sample)
+    return language, share * confidence
+
+
+def _by_words(sample: str) -> tuple[str, float]:
+    evidence: Counter[str] = Counter()
+    tokens = Counter(token.lower().replace("’", "'") for token in _TOKEN.findall(sample))  # noqa: RUF001
+    for token, count in tokens.items():
+        # d'un and l'homme are two words of which the first says nothing.
+        weights = WEIGHTS.get(token) or WEIGHTS.get(token.partition("'")[2], {})
+        for language, weight in weights.items():
+            evidence[language] += weight * count  # type: ignore[assignment]
+    if not evidence:
+        return UNDETERMINED, 0.0
+    language = max(sorted(evidence), key=evidence.__getitem__)
+    matched = sum(count for token, count in tokens.items() if token in WORDS[language])
+    if matched < _MIN_FUNCTION_WORDS or matched < _MIN_COVERAGE * tokens.total():
+        return UNDETERMINED, 0.0
+    return language, evidence[language] ** 3 / sum(value**3 for value in evidence.values())
+
+
+def _sample(text: str) -> str:
+    """Return the beginning, the middle and the end of a long text."""
+    if len(text) <= _SAMPLE_CHARACTERS:
+        return text
+    third = _SAMPLE_CHARACTERS // 3
+    middle = (len(text) - third) // 2
+    return "\n".join((text[:third], text[middle : middle + third], text[-third:]))
+
+
+def _frac(part: float, whole: float) -> float:
+    return min(1.0, part / whole) if whole else 0.0

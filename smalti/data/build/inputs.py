@@ -1,0 +1,64 @@
+"""The files of the inputs, grouped into shards that stay the same when other files are added."""
+
+import os
+from dataclasses import dataclass
+
+from smalti.base.hashing import digest_json, xxh3, xxh3_file
+from smalti.base.progress import Progress
+from smalti.config.build import BuildInput
+from smalti.data.documents.files import FoundFiles, SourceFile, find_files
+
+_SHARD_BYTES = 16 << 20
+_CUT_ONE_IN = 512
+
+
+@dataclass(frozen=True)
+class InputShard:
+    """Files of one source that are extracted together; a file larger than a shard is one of its own."""
+
+    source: str
+    files: tuple[SourceFile, ...]
+    digest: str
+    """Of the names and the contents."""
+
+    @property
+    def n_bytes(self) -> int:
+        """Size of the files."""
+        return sum(file.n_bytes for file in self.files)
+
+
+def find_inputs(inputs: tuple[BuildInput, ...]) -> dict[str, FoundFiles]:
+    """Return source -> its files, sorted by name. DataError for an input that is missing or has no documents."""
+    sources = {item.source: find_files(item.path, item.include, skip_unnamable=True) for item in inputs}
+    return dict(sorted(sources.items()))
+
+
+def input_shards(sources: dict[str, FoundFiles], progress: Progress) -> list[InputShard]:
+    """Group files, in order; each file is read once for its digest. ``progress`` counts bytes."""
+    shards: list[InputShard] = []
+    total = sum(file.n_bytes for files in sources.values() for file in files.files)
+    done = 0
+    for source, files in sources.items():
+        group: list[SourceFile] = []
+        digests: list[list[str]] = []
+        size = 0
+        for file in files.files:
+            group.append(file)
+            digests.append([file.name, _digest(file)])
+            size += file.n_bytes
+            done += file.n_bytes
+            progress("looking for changes", done, total)
+            # A name ends a group also by chance, so that an added file changes its own group only.
+            if size >= _SHARD_BYTES or xxh3(file.name.encode()) % _CUT_ONE_IN == 0:
+                shards.append(InputShard(source, tuple(group), digest_json([source, digests])))
+                group, digests, size = [], [], 0
+        if group:
+            shards.append(InputShard(source, tuple(group), digest_json([source, digests])))
+    return shards
+
+
+def _digest(file: SourceFile) -> str:
+    try:
+        return xxh3_file(file.path)
+    except OSError as error:
+        return f"{os.strerror(error.errno or 0)}"  # the extraction records why it cannot be read
