@@ -24,7 +24,7 @@ SLOT_BYTES = 256
 _TRIES = 1000
 _HEAD = struct.Struct("<Q")
 """A counter that is odd while the slot is written."""
-_BODY = struct.Struct("<IIIIQQQqqqq16qQ")
+_BODY = struct.Struct("<IIIIQQQqqqq16qQQ")
 
 
 class Phase(IntEnum):
@@ -82,6 +82,8 @@ class Progress:
     """In phase ``DATA``: this rank itself does not have its next batch."""
     beats: int = 0
     """Signs of life within phases that may be long."""
+    row_tokens: int = 0
+    """Tokens in a row of the step's batch; 0: not known."""
 
     def in_phase_s(self, now_ns: int) -> float:
         """Return the seconds in the present phase at ``now_ns`` of CLOCK_MONOTONIC."""
@@ -117,13 +119,17 @@ class ProgressWriter:
         """Returns the number of collectives that this rank has started."""
         self._step, self._count, self._held = 0, 0, False
         self._lacks_batch, self._beats = False, 0
+        self._row_tokens = 0
         self._opened_ns, self._opened_wall_ns = time.monotonic_ns(), time.time_ns()
         self._began_ns, self._work_began_ns, self._work_ns = self._opened_ns, 0, 0
         self._spent_ns = [0] * 16
         self._write(0)
 
-    def enter(self, phase: Phase, *, step: int | None = None) -> None:
-        """Begin a phase; the time since the last call is added to the phase that ends."""
+    def enter(self, phase: Phase, *, step: int | None = None, row_tokens: int | None = None) -> None:
+        """Begin a phase; the time since the last call is added to the phase that ends.
+
+        step: finished steps. row_tokens: tokens in a row of the step's batch. None: as before.
+        """
         if self._held:
             return
         now_ns = time.monotonic_ns()
@@ -139,6 +145,8 @@ class ProgressWriter:
         self._count += 1
         if step is not None:
             self._step = step
+        if row_tokens is not None:
+            self._row_tokens = row_tokens
         self._write(self.collectives())
 
     def trained_s(self) -> float | None:
@@ -178,6 +186,7 @@ class ProgressWriter:
         _BODY.pack_into(
             self._map, body, self._rank, self._pid, self.phase, self._lacks_batch, self._step, self._count, collectives,
             self._began_ns, self._opened_ns, self._opened_wall_ns, self._work_ns, *self._spent_ns, self._beats,
+            self._row_tokens,
         )  # fmt: skip
         self._sequence += 2
         _HEAD.pack_into(self._map, self._offset, self._sequence)
@@ -206,7 +215,7 @@ class NoProgress:
         self.phase = Phase.INIT
         self.collectives: Callable[[], int] = lambda: 0
 
-    def enter(self, phase: Phase, *, step: int | None = None) -> None:
+    def enter(self, phase: Phase, *, step: int | None = None, row_tokens: int | None = None) -> None:
         """Keep the phase."""
         self.phase = phase
 
@@ -227,6 +236,11 @@ class NoProgress:
 
     def close(self) -> None:
         """Do nothing."""
+
+
+def unopened(rank: int, pid: int) -> Progress:
+    """Return what is known of a rank that has not opened its slot: it is behind every other."""
+    return Progress(rank, pid, Phase.INIT, 0, -1, 0, 0, 0, 0, 0, (0,) * 16)
 
 
 def read_slots(path: Path) -> list[Progress]:
@@ -250,8 +264,10 @@ def _read(mapped: mmap.mmap, offset: int) -> Progress | None:
         if before % 2 == 0 and before == _HEAD.unpack_from(mapped, offset)[0]:
             break
     # A slot that stays odd is of a rank that was killed or stopped while it wrote; what it holds is still about right.
-    rank, pid, phase, lacks_batch, step, count, collectives, began, opened, wall, work, *spent, beats = values
+    rank, pid, phase, lacks_batch, step, count, collectives, began, opened, wall, work, *spent, beats, row_tokens = (
+        values
+    )
     if opened == 0:
         return None
     return Progress(rank, pid, Phase(phase), step, count, collectives, began, opened, wall, work, tuple(spent),
-                    bool(lacks_batch), beats)  # fmt: skip
+                    bool(lacks_batch), beats, row_tokens)  # fmt: skip

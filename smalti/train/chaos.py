@@ -138,9 +138,9 @@ class _Watched:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._slot, name)
 
-    def enter(self, phase: Phase, *, step: int | None = None) -> None:
+    def enter(self, phase: Phase, **changes: int | None) -> None:
         """Enter the phase."""
-        self._slot.enter(phase, step=step)
+        self._slot.enter(phase, **changes)
         self._entered(phase)
 
     @contextmanager

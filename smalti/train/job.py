@@ -27,6 +27,7 @@ from smalti.distributed.group import world as worlds
 from smalti.distributed.group.mesh import Mesh
 from smalti.distributed.parallel import sequence
 from smalti.distributed.parallel.pipeline import StagedDecoder
+from smalti.track import collectives
 from smalti.track.events import EventLog, NoEventLog
 from smalti.track.progress import NoProgress, ProgressWriter, open_slot
 from smalti.track.run import RunFolder
@@ -110,6 +111,8 @@ class Attempt:
         if self.progress is None:
             self.progress = open_slot(folder.log_folder(), env.world())
         self.progress.collectives = worlds.count_collectives
+        if env.attempt_is_open():
+            collectives.answer_requests(folder.log_folder(), env.world().rank, worlds.collectives_by_group)
 
 
 @contextmanager

@@ -192,7 +192,9 @@ class _Loop:
     def wait_for_batch(self) -> None:
         """Return on all ranks together when each has its next batch, or when a stop was requested from any."""
         self._wait_began_s = clock.now_s()
-        self.job.state.progress.enter(Phase.DATA, step=self.job.state.step)
+        step, batches = self.job.state.step, self.job.batches
+        row_tokens = batches.seq_len(step) if isinstance(batches, TokenBatches) else None
+        self.job.state.progress.enter(Phase.DATA, step=step, row_tokens=row_tokens)
         self.garbage.collect_if_due(self.job.state.step + 1)
         while self.agreed.lacks_batch and not self.agreed.stop:
             has_batch = self.batches.wait(_VOTE_EVERY_S)

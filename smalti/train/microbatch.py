@@ -21,6 +21,7 @@ from smalti.cost import microbatch
 from smalti.cost.axes import Layout
 from smalti.cost.memory.fit import tensor_bytes_on_cpu
 from smalti.model.blocks.moe.choices import replaced_choices
+from smalti.track.progress import Phase
 from smalti.train.batches import TokenBatches
 from smalti.train.oom import Reporter, is_out_of_memory
 from smalti.train.step import Loss, TrainState
@@ -113,7 +114,8 @@ class Trial:
     def _try(self, rows: int, seq_len: int, microbatches: int) -> None:
         fullest = self.batches.fullest(rows, seq_len, vocab_size=self.config.model.vocab_size)
         try:
-            with _restored(self.state), self._worst_routing():
+            # the phases of the trial are not those of a step
+            with _restored(self.state), self._worst_routing(), self.state.progress.within(Phase.INIT):
                 self.state.forward_backward(self.state, [fullest] * microbatches, self.loss)
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):

@@ -250,6 +250,22 @@ def test_children_of_a_rank_go_with_it(tmp_path):
     assert not is_alive(int((tmp_path / "pid-9").read_text()))
 
 
+def test_children_of_a_rank_that_has_died_go_too(tmp_path):
+    outcome, _ = run(
+        tmp_path,
+        """
+        import subprocess
+        child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+        open(f"{folder}/pid-9", "w").write(str(child.pid))
+        os.kill(os.getpid(), signal.SIGKILL)
+        """,
+        ranks=1,
+    )
+    assert outcome.code == 75
+    time.sleep(0.1)
+    assert not is_alive(int((tmp_path / "pid-9").read_text()))
+
+
 def test_sigterm_is_passed_on_and_the_ranks_save(tmp_path):
     process = drive(tmp_path, SAVES)
     wait_for(tmp_path / "ready-0", tmp_path / "ready-1")

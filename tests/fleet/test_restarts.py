@@ -1,6 +1,9 @@
 """The agent starts the next attempt by itself, as often as the budget allows, and not for errors that would recur."""
 
+import os
+import signal
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -123,6 +126,16 @@ def test_a_full_disk_is_waited_for(tmp_path, monkeypatch):
     outcome, outcomes, _ = run(tmp_path, body)
     assert outcome.code == 0
     assert (outcomes[0].cause, outcomes[0].wait_s) == ("disk", 0.2)
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 75)])
+def test_a_stop_while_the_next_attempt_is_waited_for(tmp_path, number, code):
+    timer = threading.Timer(2.5, os.kill, (os.getpid(), number))
+    timer.start()
+    outcome, outcomes, _ = run(tmp_path, "if rank: print('the disk is full', flush=True); sys.exit(75)")
+    timer.join()
+    assert (outcome.code, len(outcomes)) == (code, 1)
+    assert outcomes[0].wait_s == 10
 
 
 def test_options_without_effect_are_errors():

@@ -6,7 +6,7 @@ from typing import Any
 
 from smalti.base import clock
 from smalti.fleet.agent.watchdog import Limits, Watchdog
-from smalti.track.progress import Phase, ProgressWriter, slot_file
+from smalti.track.progress import Phase, ProgressWriter, read_slots, slot_file
 
 
 def test_a_long_phase_that_beats_is_no_hang(tmp_path: Path, monkeypatch: Any) -> None:
@@ -31,3 +31,52 @@ def test_a_long_phase_that_beats_is_no_hang(tmp_path: Path, monkeypatch: Any) ->
 
     assert seconds_until_hang(beats=True) is None
     assert seconds_until_hang(beats=False) == 599
+
+
+def _slots(tmp_path: Path, n: int, opened: int) -> tuple[Path, list[ProgressWriter], Any]:
+    path = slot_file(tmp_path, 0)
+    writers = [ProgressWriter(path, local_rank=rank, local_ranks=n, rank=rank) for rank in range(opened)]
+    ranks: Any = [SimpleNamespace(rank=rank, pid=100 + rank, code=None, is_stopped=False) for rank in range(n)]
+    return path, writers, ranks
+
+
+def test_longer_rows_have_a_limit_of_their_own() -> None:
+    limits = Limits(10.0, 600.0)
+    for _ in range(3):
+        limits.learn(Phase.FORWARD, 2.0, 128)
+    assert limits.of(Phase.FORWARD, 128) == 10.0
+    assert limits.of(Phase.FORWARD, 8192) == 600.0
+
+
+def test_the_rows_of_a_step_are_in_its_slot(tmp_path: Path) -> None:
+    path, (writer,), _ = _slots(tmp_path, 1, 1)
+    writer.enter(Phase.DATA, step=3, row_tokens=128)
+    writer.enter(Phase.FORWARD)
+    assert [slot.row_tokens for slot in read_slots(path)] == [128]
+
+
+def test_a_rank_without_a_slot_is_named_if_the_others_wait(tmp_path: Path, monkeypatch: Any) -> None:
+    now_s = 100.0
+    monkeypatch.setattr(clock, "now_s", lambda: now_s)
+    path, writers, ranks = _slots(tmp_path, 3, 2)
+    watchdog = Watchdog(Limits(10.0, 30.0), path)
+    for _ in range(100):  # the others train, so it is no hang
+        now_s += 1.0
+        for writer in writers:
+            writer.enter(Phase.FORWARD)
+        assert not watchdog.look(ranks)
+    hung: list[Any] = []
+    for _ in range(40):
+        now_s += 1.0
+        hung = hung or watchdog.look(ranks)
+    assert watchdog.name(hung, ranks, {}, {}).rank == 2
+
+
+def test_of_two_ranks_in_two_collectives_the_one_without_the_usual_one_is_named(tmp_path: Path) -> None:
+    path, writers, ranks = _slots(tmp_path, 2, 2)
+    for writer in writers:
+        writer.enter(Phase.OPTIMIZER)
+    hang = Watchdog(Limits(10.0, 600.0), path).name(
+        read_slots(path), ranks, {}, {0: {"0": 41, "7": 0}, 1: {"0": 40, "7": 1}}
+    )
+    assert (hang.rank, hang.why) == (1, "the others wait in a collective that it has not started")

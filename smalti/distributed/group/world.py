@@ -192,6 +192,14 @@ def count_collectives() -> int:
     return sum(group._get_sequence_number_for_group() for group in groups)
 
 
+def collectives_by_group() -> dict[str, int]:
+    """Return the number of collectives that this rank has started, by the name of the process group."""
+    if not dist.is_initialized():
+        return {}
+    names: Any = dist.distributed_c10d._world.pg_names
+    return {name: group._get_sequence_number_for_group() for group, name in list(names.items())}
+
+
 def rank() -> int:
     """Return the rank of this process; 0 without a process group."""
     return dist.get_rank() if dist.is_initialized() else 0

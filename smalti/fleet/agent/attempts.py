@@ -2,10 +2,10 @@
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from smalti.base import clock
-from smalti.base.errors import RetryableError
+from smalti.base.errors import ExitCode, RetryableError
 from smalti.base.log import get
 from smalti.base.machine import cpu_count
 from smalti.config.restart import RestartConfig
@@ -81,8 +81,10 @@ def run(
             smaller = outcome.next_microbatch_tokens
             halves = smaller is not None and (least is None or smaller < least)
             _wait(outcome.wait_s, requests)
-            if again is None or not (halves or outcome.restarts) or requests.any:
+            if again is None or not (halves or outcome.restarts):
                 return outcome
+            if requests.any:
+                return replace(outcome, code=ExitCode.INTERRUPTED if requests.interrupts else ExitCode.RETRY)
             least, ranks = smaller if halves else least, outcome.next_ranks or ranks
             opened = _open(again, ranks, folder, requests)
             if opened is None:

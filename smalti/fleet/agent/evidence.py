@@ -19,6 +19,7 @@ from smalti.base import store
 from smalti.base.clock import utc_text
 from smalti.base.errors import SmaltiError
 from smalti.fleet.launch.local import STACK_SIGNAL, Rank, stack_file
+from smalti.track.collectives import Counts
 from smalti.track.progress import Progress
 
 _STACK_WAIT_S = 0.5
@@ -47,13 +48,18 @@ def waits_in_collective(stack: str) -> bool:
     return "torch/distributed/" in stack
 
 
-def write(folder: Path, slots: Sequence[Progress], ranks: Sequence[Rank], stacks: dict[int, str]) -> str | None:
+def write(
+    folder: Path, slots: Sequence[Progress], ranks: Sequence[Rank], stacks: dict[int, str], counts: dict[int, Counts]
+) -> str | None:
     """Write ``evidence-hang.json`` in a log folder; returns its name, None where the disk takes no file."""
     value = {
         "time": utc_text(),
         "now_ns": time.monotonic_ns(),
         "slots": [{**asdict(slot), "phase": slot.phase.name.lower()} for slot in slots],
-        "ranks": [{**_process(rank), "stack": stacks.get(rank.rank, "")} for rank in ranks],
+        "ranks": [
+            {**_process(rank), "stack": stacks.get(rank.rank, ""), "collectives": counts.get(rank.rank, {})}
+            for rank in ranks
+        ],
         "memory_bytes": psutil.virtual_memory()._asdict(),
         "disk_bytes": psutil.disk_usage(str(folder))._asdict(),
         "network": psutil.net_io_counters()._asdict(),

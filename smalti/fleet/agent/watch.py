@@ -11,10 +11,12 @@ from smalti.fleet.agent.evidence import stacks_of
 from smalti.fleet.agent.requests import StopRequests
 from smalti.fleet.agent.watchdog import Hang, Limits, Watchdog
 from smalti.fleet.launch.local import LOST_PEER, Rank
+from smalti.track import collectives
 from smalti.track.progress import Progress, read_slots
 
 _POLL_S = 0.05
 _KILL_WAIT_S = 4.0
+_ANSWER_S = 1.0
 _ANSWERS = (ExitCode.USAGE, ExitCode.CHECK_FAILED)
 UNSAVED = (-signal.SIGTERM, -signal.SIGINT)
 """Exit codes of a rank that was asked to stop before it trained."""
@@ -80,8 +82,9 @@ class Watch:
         self.decided_s = clock.now_s()
         folder = self._progress.parent
         stacks = stacks_of(self.ranks, folder)
-        self.hang = self._watchdog.name(slots, self.ranks, stacks)
-        self.evidence = evidence.write(folder, slots, self.ranks, stacks)
+        counts = collectives.ask(folder, [rank.rank for rank in self.ranks if rank.code is None], _ANSWER_S)
+        self.hang = self._watchdog.name(slots, self.ranks, stacks, counts)
+        self.evidence = evidence.write(folder, slots, self.ranks, stacks, counts)
         return True
 
     def kill_all(self) -> None:

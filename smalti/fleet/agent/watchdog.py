@@ -5,14 +5,15 @@ counted by the agent's looks, so a machine that was suspended gives no false ala
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from smalti.base import clock
 from smalti.fleet.agent.evidence import waits_in_collective
 from smalti.fleet.launch.local import Rank
-from smalti.track.progress import Phase, Progress, read_slots
+from smalti.track.collectives import Counts, behind
+from smalti.track.progress import Phase, Progress, read_slots, unopened
 
 _EVERY_S = 1.0
 _MOST_PER_LOOK_S = 2.0
@@ -33,20 +34,20 @@ class Limits:
         """
         self.floor_s, self.initial_s = floor_s, max(initial_s, floor_s)
         self._floors_s = floors_s or {}
-        self._largest_s: dict[Phase, float] = defaultdict(float)
-        self._seen: Counter[Phase] = Counter()
+        self._largest_s: dict[tuple[Phase, int], float] = defaultdict(float)
+        self._seen: Counter[tuple[Phase, int]] = Counter()
 
-    def learn(self, phase: Phase, seconds: float) -> None:
-        """Observe that a phase took at most so long."""
-        self._largest_s[phase] = max(self._largest_s[phase], seconds)
-        self._seen[phase] += 1
+    def learn(self, phase: Phase, seconds: float, row_tokens: int = 0) -> None:
+        """Observe that a phase took at most so long with rows of that length."""
+        self._largest_s[phase, row_tokens] = max(self._largest_s[phase, row_tokens], seconds)
+        self._seen[phase, row_tokens] += 1
 
-    def of(self, phase: Phase) -> float:
-        """Return the limit of a phase, in seconds."""
+    def of(self, phase: Phase, row_tokens: int = 0) -> float:
+        """Return the limit of a phase, in seconds; rows of another length have one of their own."""
         floor_s = self.initial_s
-        if phase in _LEARNED and self._seen[phase] >= _OBSERVATIONS:
+        if phase in _LEARNED and self._seen[phase, row_tokens] >= _OBSERVATIONS:
             floor_s = max(self.floor_s, self._floors_s.get(phase, 0.0))
-        return max(floor_s, _FACTOR * self._largest_s[phase])
+        return max(floor_s, _FACTOR * self._largest_s[phase, row_tokens])
 
 
 @dataclass(frozen=True)
@@ -84,20 +85,28 @@ class Watchdog:
             self._observe(slot, min(passed_s, _MOST_PER_LOOK_S))
         if not slots:
             return []
+        slots += self._not_open(running, slots)
         least = min(map(_position, slots))
         behind = [slot for slot in slots if _position(slot) == least]
-        hangs = any(self._still_s[slot.rank] >= self._limits.of(slot.phase) for slot in behind)
+        hangs = any(self._still_s[slot.rank] >= self._limits.of(slot.phase, slot.row_tokens) for slot in behind)
         still = [slot for slot in slots if self._still_s[slot.rank] >= self._limits.floor_s]
         return slots if hangs or any(running[slot.rank].is_stopped for slot in still) else []
 
-    def name(self, slots: Sequence[Progress], ranks: Sequence[Rank], stacks: dict[int, str]) -> Hang:
-        """Name the guilty rank: stopped; behind; without its batch; fewer collectives; not waiting in a collective."""
+    def name(
+        self, slots: Sequence[Progress], ranks: Sequence[Rank], stacks: dict[int, str], counts: dict[int, Counts]
+    ) -> Hang:
+        """Name the guilty rank: stopped; behind; without its batch; fewer collectives; not waiting in a collective.
+
+        counts: collectives that the ranks have started by now.
+        """
         stopped = {rank.rank for rank in ranks if rank.is_stopped}
+        late = behind(counts)
         tests = (
             ("it is stopped (SIGSTOP or a debugger)", [slot for slot in slots if slot.rank in stopped]),
             ("it is behind the other ranks", _least(slots, _position)),
             ("it waits for its own data", [slot for slot in slots if slot.lacks_batch]),
             ("it has started fewer collectives", _least(slots, lambda slot: slot.collectives)),
+            ("the others wait in a collective that it has not started", [slot for slot in slots if slot.rank in late]),
             ("the others wait in a collective", [slot for slot in slots if not _waits(stacks.get(slot.rank))]),
         )
         for why, guilty in tests:
@@ -120,7 +129,18 @@ class Watchdog:
             for phase in Phase:
                 grown_s = slot.spent_s(phase) - before.spent_s(phase)
                 if grown_s > 0:
-                    self._limits.learn(phase, grown_s)
+                    self._limits.learn(phase, grown_s, slot.row_tokens)
+
+    def _not_open(self, running: Mapping[int, Rank], slots: Sequence[Progress]) -> list[Progress]:
+        """Return slots for the ranks that have opened none: they are behind all others, and as still as those.
+
+        A rank whose slot could not be created trains on, and so the others make progress.
+        """
+        opened = {slot.rank for slot in slots}
+        still_s = min(self._still_s[rank] for rank in opened)
+        absent = [rank for number, rank in running.items() if number not in opened]
+        self._still_s |= dict.fromkeys((rank.rank for rank in absent), still_s)
+        return [unopened(rank.rank, rank.pid) for rank in absent]
 
 
 def _position(slot: Progress) -> int:

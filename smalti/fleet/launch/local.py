@@ -60,13 +60,12 @@ class Rank:
             self.process.send_signal(number)
 
     def kill(self) -> None:
-        """Kill the rank and its children (SIGKILL)."""
-        if self.code is None:
-            self.killed_by_us = True
-            try:
-                os.killpg(self.pid, signal.SIGKILL)
-            except ProcessLookupError:  # it has not reached setsid yet, or has just gone
-                self.process.kill()
+        """Kill the rank and its children (SIGKILL), also those that it has left behind."""
+        self.killed_by_us = self.killed_by_us or self.code is None
+        try:
+            os.killpg(self.pid, signal.SIGKILL)  # the number is not given anew while its group has members
+        except ProcessLookupError:  # it has not reached setsid yet, or is gone with all its children
+            self.process.kill()
 
     def last_lines(self, count: int) -> list[str]:
         """Return the last lines of its log file."""
