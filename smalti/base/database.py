@@ -42,6 +42,30 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
         """CREATE TABLE model_tag_moves (
             name TEXT NOT NULL, tag TEXT NOT NULL, from_version INTEGER, to_version INTEGER, time TEXT NOT NULL)""",
     ),
+    (  # 2: runs of the fleet, see fleet/queue; times are seconds since 1970
+        """CREATE TABLE fleet_runs (
+            number INTEGER PRIMARY KEY AUTOINCREMENT, name TEXT NOT NULL, cluster TEXT NOT NULL, host TEXT NOT NULL,
+            state TEXT NOT NULL, cause TEXT, code INTEGER,
+            priority INTEGER NOT NULL, preemptible INTEGER NOT NULL, max_duration_s REAL,
+            retries INTEGER NOT NULL, retries_by_cause TEXT NOT NULL, cores INTEGER NOT NULL, gpus INTEGER NOT NULL,
+            command TEXT NOT NULL, recipe TEXT, directory TEXT NOT NULL, folder TEXT, code_commit TEXT,
+            retried TEXT NOT NULL, not_before_s REAL NOT NULL, time TEXT NOT NULL)""",
+        "CREATE INDEX fleet_runs_by_state ON fleet_runs (host, state)",
+        """CREATE TABLE fleet_dependencies (
+            run INTEGER NOT NULL REFERENCES fleet_runs (number), needs INTEGER NOT NULL REFERENCES fleet_runs (number),
+            PRIMARY KEY (run, needs))""",
+        """CREATE TABLE fleet_attempts (
+            run INTEGER NOT NULL REFERENCES fleet_runs (number), number INTEGER NOT NULL,
+            nonce TEXT NOT NULL UNIQUE, gpus TEXT NOT NULL, pid INTEGER, process TEXT,
+            started_s REAL, ended_s REAL, code INTEGER, reason TEXT,
+            PRIMARY KEY (run, number))""",
+        """CREATE TABLE fleet_events (
+            number INTEGER PRIMARY KEY AUTOINCREMENT, run INTEGER NOT NULL REFERENCES fleet_runs (number),
+            attempt INTEGER, time TEXT NOT NULL, state TEXT NOT NULL, cause TEXT, source TEXT NOT NULL, detail TEXT)""",
+        "CREATE INDEX fleet_events_by_run ON fleet_events (run)",
+        """CREATE TABLE fleet_controllers (
+            host TEXT PRIMARY KEY, token INTEGER NOT NULL, pid INTEGER, process TEXT, renewed_s REAL NOT NULL)""",
+    ),
 )
 """Statements of each schema version, counted from 1 in ``PRAGMA user_version``. Append only: files of users have run
 the earlier ones."""

@@ -222,6 +222,34 @@ def attempt_is_open() -> bool:
     return "SMALTI_ATTEMPT" in os.environ
 
 
+def fleet_attempt() -> str | None:
+    """Return the nonce of the fleet's attempt that this process belongs to (``SMALTI_FLEET_ATTEMPT``)."""
+    return os.environ.get("SMALTI_FLEET_ATTEMPT") or None
+
+
+def any_process_with(name: str, value: str) -> bool:
+    """Return whether a process of this user was started with an environment variable of this value, and still runs."""
+    import psutil  # a tenth of the time that 'smalti --help' may take
+
+    for process in psutil.process_iter():
+        with suppress(psutil.Error):
+            if process.environ().get(name) == value and process.status() != psutil.STATUS_ZOMBIE:
+                return True
+    return False
+
+
+def visible_gpus() -> list[str]:
+    """Return the names of the NVIDIA GPUs that this process may use: those of ``CUDA_VISIBLE_DEVICES``, where it is
+    set, else the numbers of all of this machine."""
+    chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if chosen is not None:
+        return [name.strip() for name in chosen.split(",") if name.strip()]
+    try:
+        return [str(number) for number in range(len(os.listdir("/proc/driver/nvidia/gpus")))]
+    except OSError:
+        return []
+
+
 _TRACKER_NAMES = (
     "MLFLOW_TRACKING_URI",
     "MLFLOW_EXPERIMENT_NAME",

@@ -1,4 +1,4 @@
-"""Child processes: their end with their parent, and their priority."""
+"""Processes: what identifies one, its end with its parent, and its priority."""
 
 import ctypes
 import os
@@ -6,6 +6,10 @@ import signal
 import sys
 from collections.abc import Callable
 from contextlib import suppress
+from functools import cache
+from pathlib import Path
+
+import psutil
 
 _PR_SET_PDEATHSIG = 1
 
@@ -34,3 +38,31 @@ def use_idle_priority() -> None:
     os.nice(19)
     with suppress(AttributeError, OSError):  # other systems, and containers that forbid it
         os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+
+
+def identity(pid: int) -> str | None:
+    """Return what identifies a running process for good, unlike its number; None where it has ended, as a zombie too.
+
+    On Linux the start in ticks since the boot: a time of day changes with the clock.
+    """
+    if not sys.platform.startswith("linux"):
+        try:
+            process = psutil.Process(pid)
+            return None if process.status() == psutil.STATUS_ZOMBIE else str(process.create_time())
+        except psutil.Error:
+            return None
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return None
+    return None if fields[0] in "ZX" else f"{_boot_id()}/{fields[19]}"
+
+
+def is_running(pid: int | None, process: str | None) -> bool:
+    """Return whether the process ``pid`` that had this ``identity`` still runs."""
+    return pid is not None and process is not None and identity(pid) == process
+
+
+@cache
+def _boot_id() -> str:
+    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()

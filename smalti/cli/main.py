@@ -24,6 +24,7 @@ VERBS = {
     "serve": "serve a model over HTTP, with a chat page",
     "models": "list, tag and remove registered models",
     "runs": "list, show, compare and report runs",
+    "fleet": "launch runs in the background: a queue for this machine",
     "env": "print versions, machine and devices, for a bug report",
     "config": "show resolved recipes and the schema of configs",
 }

@@ -10,6 +10,7 @@ from smalti.config.chaos import ChaosConfig
 from smalti.config.data import DataConfig, PastConfig
 from smalti.config.durations import RunLength, check_schedule
 from smalti.config.eval import InLoopConfig
+from smalti.config.launch import LaunchConfig
 from smalti.config.model import ModelConfig
 from smalti.config.places import LocalFolder
 from smalti.config.profile import ProfileConfig
@@ -99,6 +100,8 @@ class RunConfig(JobConfig):
     """Tuning on examples, by ``smalti tune``; absent: training on documents."""
     evals: InLoopConfig | None = placement(None)
     """Tasks that run during training; absent: held-out loss alone (``train.eval_every``)."""
+    launch: LaunchConfig | None = placement(None)
+    """How ``smalti fleet launch`` queues the run; ``smalti train`` does not read it."""
 
     @property
     def frozen_origins(self) -> dict[str, str]:

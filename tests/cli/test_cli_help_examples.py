@@ -23,7 +23,20 @@ NOT_RUN = {
     "smalti tune preference dpo init_from=runs/instruct/export 'tune.examples.files=[pairs.jsonl]'": "tests/tune do",
     "smalti tune reward reward init_from=runs/instruct/export 'tune.examples.files=[pairs.jsonl]'": "the same",
     "smalti eval lint mine.jsonl; smalti eval lint --suite gauntlet data=DIR --json": "the same; test_evals_lint.py",
-}
+} | dict.fromkeys(
+    (
+        "smalti fleet launch demo ranks=2 train.parallel.threads=1 priority=low --yes",
+        "smalti fleet show demo-1",
+        "smalti fleet logs demo-1",
+        "smalti fleet wait demo-1",
+        "smalti fleet stop demo-1 --yes",
+        "smalti fleet resume demo-1",
+        "smalti fleet clone demo-1 name=demo-2 train.optimizer.lr=1e-3",
+        "smalti fleet update demo-1 priority=high",
+        "smalti fleet events demo-1 --json",
+    ),
+    "a run in the background; tests/cli/fleet",
+)
 """Examples that are parsed only (tests/repository/test_examples.py), with the reason."""
 
 ANSWERS = {"smalti config diff": {3}, "smalti plan verify": {0, 3}}

@@ -120,7 +120,7 @@ def test_any_module_with_its_own_loss_trains(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_a_job_config_alone_describes_no_model(tmp_path: Path) -> None:
     tree = toy_run.config(tmp_path).model_dump(mode="json")
-    for section in ("model", "data", "evals", "adapter", "tune"):
+    for section in ("model", "data", "evals", "launch", "adapter", "tune"):
         del tree[section]
     message = run_ranks(1, _error, from_dict(JobConfig, tree).config, UserError)[0]
     assert "no model" in message
@@ -137,7 +137,7 @@ class NoBatches(Points):
 @pytest.mark.slow
 def test_a_step_without_a_microbatch_is_refused_by_name(tmp_path: Path) -> None:
     tree = toy_run.config(tmp_path).model_dump(mode="json")
-    for section in ("model", "data", "evals", "adapter", "tune"):
+    for section in ("model", "data", "evals", "launch", "adapter", "tune"):
         del tree[section]
     given = {"model": Line(), "loss": squared, "batches": NoBatches(0, 1)}
     message = run_ranks(1, _error, from_dict(JobConfig, tree).config, UserError, given)[0]

@@ -1,0 +1,1 @@
+"""``smalti fleet``."""

@@ -1,0 +1,232 @@
+"""``smalti fleet``: launches runs, and queues them on this machine."""
+
+from typing import Annotated, Any
+
+import typer
+
+from smalti.cli.options import Json, Overrides, Recipe
+
+app = typer.Typer(
+    add_completion=False,
+    rich_markup_mode=None,
+    no_args_is_help=True,
+    help="Launch runs in the background: a queue with priorities, preemption, retries and dependencies.",
+)
+
+_Id = Annotated[str, typer.Argument(metavar="ID", help="Id of a run, as 'smalti fleet ls' lists it; or its number.")]
+_After = Annotated[
+    list[str] | None, typer.Option("--after", metavar="ID", help="Start after this run is completed; may be repeated.")
+]
+_Yes = Annotated[bool, typer.Option("--yes", help="Do it; without it, print what would be done.")]
+
+
+@app.command(epilog="Example: smalti fleet launch demo ranks=2 train.parallel.threads=1 priority=low --yes")
+def launch(
+    recipe: Recipe,
+    overrides: Overrides = None,
+    on: Annotated[str, typer.Option("--on", metavar="CLUSTER", help="Where it runs: local, this machine.")] = "local",
+    after: _After = None,
+    yes: Annotated[bool, typer.Option("--yes", help="No effect on local, which costs nothing.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Check the run and print its config, and exit.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Append a run to the queue, and return at once; 'smalti fleet wait ID' waits for its end.
+
+    The recipe is checked and resolved now; later changes of the file have no effect. Keys of the section launch may be
+    given without it: gpus=2 priority=low preemptible=true max_duration=2h; ranks=2 is train.parallel.ranks=2.
+
+    The run gets the environment of the queue's controller, which the first launch of an empty queue starts.
+    """
+    from smalti.cli.fleet.launch import check_cluster
+    from smalti.cli.fleet.launch import launch as append
+    from smalti.cli.tables import print_json
+    from smalti.config.load import dump
+    from smalti.config.run import RunConfig
+
+    check_cluster(on)
+    run = append(recipe, overrides or [], after=after or [], add=not dry_run)
+    if isinstance(run, RunConfig):
+        print_json(run.model_dump(mode="json")) if as_json else print(dump(run), end="")
+        return
+    if as_json:
+        print_json({"id": run.id, "state": run.state, "folder": run.folder})
+        return
+    print(f"{run.id} is queued; its run folder is {run.folder}")
+    typer.echo(f"follow it: smalti fleet logs {run.id} -f; wait for it: smalti fleet wait {run.id}", err=True)
+
+
+@app.command(epilog="Example: smalti fleet ls --state RUNNING --json")
+def ls(
+    state: Annotated[str | None, typer.Option(help="Only runs in this state: QUEUED, RUNNING ...")] = None,
+    as_json: Json = False,
+) -> None:
+    """List the runs, newest first."""
+    from smalti.base.errors import UserError, nearest
+    from smalti.cli.fleet.text import HEAD, row
+    from smalti.cli.tables import print_json, print_table
+    from smalti.fleet.queue.states import STATES
+
+    if state is not None and state.upper() not in STATES:
+        close = nearest(state.upper(), STATES)
+        hint = f"did you mean '{close}'?" if close else "smalti fleet ls"
+        raise UserError(f"'{state}' is not a state", allowed=", ".join(STATES), hint=hint)
+    listed = [value for value in _values() if state is None or value["state"] == state.upper()]
+    if as_json:
+        print_json(listed)
+        return
+    empty = "no run was launched; smalti fleet launch RECIPE launches one" if state is None else f"no run is {state}"
+    print_table(HEAD, [row(value) for value in listed], empty=empty)
+
+
+@app.command(epilog="Example: smalti fleet show demo-1")
+def show(run: _Id, as_json: Json = False) -> None:
+    """Show one run: state and cause, what it needs, its folder, its attempts."""
+    from smalti.cli.fleet.text import about
+    from smalti.cli.tables import print_json
+
+    value = _values(run)[0]
+    print_json(value) if as_json else print(about(value))
+
+
+@app.command(epilog="Example: smalti fleet logs demo-1")
+def logs(
+    run: _Id,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Print new lines until the run has ended.")] = False,
+    rank: Annotated[
+        int | None, typer.Option(min=0, help="The log of this rank, in logs/attempt-N of the run folder.")
+    ] = None,
+    attempt: Annotated[
+        int | None, typer.Option(min=0, help="Of this attempt; absent: the last. With --rank: of the run folder's.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Print the output of a run's last attempt."""
+    from smalti.base.errors import UserError
+    from smalti.cli.fleet import follow as following
+    from smalti.cli.tables import print_json
+    from smalti.fleet.queue import runs
+
+    _ensure()
+    if as_json and follow:
+        raise UserError("--json with --follow", allowed="one of them", hint="leave --json out")
+    read = runs.read(run)
+    file = following.log_file(read, attempt=attempt, rank=rank)
+    if as_json:
+        lines = file.read_text(encoding="utf-8", errors="replace").splitlines()
+        print_json({"id": read.id, "file": str(file), "lines": lines})
+        return
+    following.show(file, until=read.id if follow else None)
+
+
+@app.command(epilog="Example: smalti fleet wait demo-1")
+def wait(
+    run: _Id,
+    timeout: Annotated[float | None, typer.Option(metavar="SECONDS", help="Wait no longer; then exit with 3.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Wait until a run has ended, and exit with its exit code; with 143 if it was stopped before it was started."""
+    from smalti.cli.fleet.follow import exit_code, until_ended
+    from smalti.cli.tables import print_json
+
+    ended = until_ended(run, timeout)
+    if as_json:
+        print_json(_values(ended.id)[0])
+    else:
+        print(f"{ended.id}: {ended.state} ({ended.cause})")
+    raise typer.Exit(exit_code(ended))
+
+
+@app.command(epilog="Example: smalti fleet stop demo-1 --yes")
+def stop(run: _Id, yes: _Yes = False, as_json: Json = False) -> None:
+    """Stop a run: a waiting one at once, a running one after it has saved. 'smalti fleet resume' continues it."""
+    from smalti.base.errors import UserError
+    from smalti.fleet.queue import changes, runs
+
+    if not yes:
+        read = runs.read(run)
+        raise UserError(f"{read.id} is {read.state}", allowed="--yes", hint=f"smalti fleet stop {read.id} --yes")
+    _print(changes.stop(run), as_json)
+
+
+@app.command(epilog="Example: smalti fleet resume demo-1")
+def resume(run: _Id, as_json: Json = False) -> None:
+    """Queue a run again that has failed or was stopped; it continues from its newest checkpoint."""
+    from smalti.fleet.queue import changes
+
+    _print(changes.resume(run), as_json)
+
+
+@app.command(epilog="Example: smalti fleet clone demo-1 name=demo-2 train.optimizer.lr=1e-3")
+def clone(run: _Id, overrides: Overrides = None, after: _After = None, as_json: Json = False) -> None:
+    """Launch the recipe of a run again, with changes, from the same directory."""
+    from smalti.cli.fleet.launch import clone as append
+
+    _print(append(run, overrides or [], after=after or []), as_json)
+
+
+@app.command(epilog="Example: smalti fleet update demo-1 priority=high")
+def update(run: _Id, overrides: Overrides = None, as_json: Json = False) -> None:
+    """Change priority, preemptible, max_duration or retries of a run that has not ended."""
+    from smalti.cli.fleet.launch import updated
+    from smalti.fleet.queue import changes, runs
+
+    _print(changes.update(run, updated(runs.read(run), overrides or [])), as_json)
+
+
+@app.command(epilog="Example: smalti fleet events demo-1 --json")
+def events(run: _Id, as_json: Json = False) -> None:
+    """List every change of a run's state, with its cause and who made it."""
+    from smalti.base import database
+    from smalti.cli.fleet.text import event_row
+    from smalti.cli.tables import print_json, print_table
+    from smalti.fleet.queue import runs
+
+    _ensure()
+    with database.transaction(write=False) as db:
+        listed = runs.events(db, runs.get(db, run).number)
+    if as_json:
+        print_json(listed)
+        return
+    print_table(
+        ("time", "state", "cause", "source", "attempt", "detail"), [event_row(event) for event in listed], empty="none"
+    )
+
+
+@app.command(epilog="Example: smalti fleet controller")
+def controller() -> None:
+    """Run the queue's controller in the foreground; it ends when every run has.
+
+    Every other command starts one in the background if it is needed, so this is for finding faults.
+    """
+    from smalti.fleet.controller.__main__ import main
+
+    raise typer.Exit(main())
+
+
+def _ensure() -> None:
+    from smalti.fleet.controller import start
+
+    start.ensure()
+
+
+def _values(reference: str | None = None) -> list[dict[str, Any]]:
+    """Return the runs as JSON values, newest first; only the one with this id if there is one."""
+    from smalti.base import database
+    from smalti.cli.fleet.text import to_json
+    from smalti.fleet.queue import runs
+
+    _ensure()
+    with database.transaction(write=False) as db:
+        selected = runs.select(db) if reference is None else [runs.get(db, reference)]
+        rows = [(run, runs.attempts(db, run.number), runs.needed_by(db, run.number)) for run in reversed(selected)]
+    return [to_json(*row) for row in rows]
+
+
+def _print(run: Any, as_json: bool) -> None:
+    from smalti.cli.tables import print_json
+
+    _ensure()
+    if as_json:
+        print_json({"id": run.id, "name": run.name, "state": run.state, "cause": run.cause, "priority": run.priority})
+    else:
+        print(f"{run.id}: {run.state}")

@@ -1,0 +1,186 @@
+"""Prepares a run for the queue: resolves the recipe, computes what it needs, and refuses what cannot run."""
+
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from smalti.base.errors import DataError, UserError
+
+if TYPE_CHECKING:
+    from smalti.config.launch import LaunchConfig
+    from smalti.config.run import RunConfig
+    from smalti.fleet.queue.runs import Run
+    from smalti.fleet.queue.schedule import Room
+
+_PLANNED = {
+    "ssh": "run the command on the other machine: ssh HOST smalti fleet launch RECIPE",
+    "slurm": "sbatch and srun start it today: srun smalti train RECIPE (docs/guides/several-machines.md)",
+    "kubernetes": "start a pod that runs smalti train RECIPE",
+}
+"""Engines that are planned, with what to do today."""
+
+
+def check_cluster(name: str) -> None:
+    """Raise UserError for a cluster that does not exist, or whose engine is not built yet."""
+    if name in _PLANNED:
+        raise UserError(
+            f"--on {name}: this engine is not implemented yet", allowed="local: this machine", hint=_PLANNED[name]
+        )
+    if name != "local":
+        raise UserError(f"--on {name}: there is no cluster of this name", allowed="local", hint="--on local")
+
+
+def with_sections(overrides: Sequence[str]) -> list[str]:
+    """Return overrides with short names completed: ``priority=low`` is ``launch.priority=low``, ``ranks=2`` is
+    ``train.parallel.ranks=2``."""
+    from smalti.config.launch import LaunchConfig
+
+    completed = []
+    for override in overrides:
+        key = override.partition("=")[0]
+        section = "launch." if key in LaunchConfig.model_fields else "train.parallel." if key == "ranks" else ""
+        completed.append(section + override)
+    return completed
+
+
+def launch(recipe: str, overrides: Sequence[str], *, after: Sequence[str] = (), add: bool = True) -> "Run | RunConfig":
+    """Check a run, and append it to the queue of this machine unless ``add`` is false: then its config is returned."""
+    from smalti.cli.train import preflight
+    from smalti.cli.working_directory import enter, load_run
+    from smalti.config.load import dump
+
+    recipe, overrides = enter(recipe, with_sections(overrides))
+    config = load_run(recipe, overrides).config
+    settings = _settings(config, after)
+    if settings.gpus is not None:
+        parallel = config.train.parallel.model_copy(update={"ranks": settings.gpus})
+        config = config.model_copy(update={"train": config.train.model_copy(update={"parallel": parallel})})
+    config = config.model_copy(update={"launch": settings})
+    need = room_for(config, settings)
+    preflight.check(config, ranks=config.train.parallel.ranks)
+    if not add:
+        return config
+    return _add(config, settings, need, dump(config))
+
+
+def _settings(config: "RunConfig", after: Sequence[str]) -> "LaunchConfig":
+    from smalti.config.launch import LaunchConfig
+
+    settings = config.launch or LaunchConfig()
+    if config.tune is not None:
+        raise UserError(
+            "a recipe with a section 'tune' cannot be launched yet",
+            allowed="recipes of smalti train",
+            hint=f"smalti tune {config.tune.kind} RECIPE runs it in the foreground",
+        )
+    return settings.model_copy(update={"depends_on": (*settings.depends_on, *after)})
+
+
+def room_for(config: "RunConfig", settings: "LaunchConfig") -> "Room":
+    """Return the cores or GPUs that a run holds. Raises UserError where this machine has less.
+
+    On GPUs one for each rank; else ranks x train.parallel.threads cores, all cores with ``threads: auto``.
+    """
+    from smalti.fleet.controller.__main__ import this_room
+    from smalti.fleet.queue.schedule import Room
+
+    machine, parallel = this_room(), config.train.parallel
+    if settings.gpus is not None and parallel.device == "cpu":
+        raise UserError(
+            f"launch.gpus={settings.gpus} with train.parallel.device=cpu",
+            allowed="one of them",
+            hint=f"ranks={settings.gpus}",
+        )
+    on_gpus = settings.gpus is not None or parallel.device == "cuda" or (parallel.device == "auto" and machine.gpus > 0)
+    threads = machine.cores // parallel.ranks if parallel.threads == "auto" else parallel.threads
+    need = Room(gpus=parallel.ranks) if on_gpus else Room(cores=parallel.ranks * max(1, threads))
+    if machine.holds(need):
+        return need
+    has, wants = (machine.gpus, need.gpus) if on_gpus else (machine.cores, need.cores)
+    unit = "GPUs" if on_gpus else "cores"
+    raise UserError(
+        f"the run needs {wants} {unit}, and this machine has {has}",
+        allowed=f"up to {has} {unit}",
+        hint="ranks=2 train.parallel.threads=1 takes two cores" if has == 0 or not on_gpus else f"gpus={has}",
+    )
+
+
+def _add(config: "RunConfig", settings: "LaunchConfig", need: "Room", recipe: str) -> "Run":
+    import smalti
+    from smalti.fleet.controller import start
+    from smalti.fleet.queue import changes
+    from smalti.track.provenance import git_state
+
+    if not Path(os.getcwd()).is_dir():
+        raise DataError("the current directory was deleted", hint="cd to the directory of the recipe's data")
+    state = git_state(Path(smalti.__file__).parent)
+    commit = None if state is None else f"{state['commit']}{'-dirty' if state['dirty'] else ''}"
+    run = changes.add(
+        config.name,
+        [sys.executable, "-m", "smalti", "train", "{recipe}"],
+        settings,
+        need,
+        directory=os.getcwd(),
+        folder=os.path.abspath(config.run_folder),
+        recipe=recipe,
+        commit=commit,
+    )
+    start.ensure()
+    return run
+
+
+def clone(reference: str, overrides: Sequence[str], *, after: Sequence[str] = ()) -> "Run":
+    """Launch the recipe of a run again, with changes, from the directory that it was launched in."""
+    import tempfile
+
+    from smalti.fleet.queue import runs
+
+    source = runs.read(reference)
+    if source.recipe is None:
+        raise UserError(f"{source.id} has no recipe", hint="smalti fleet launch RECIPE")
+    if not os.path.isdir(source.directory):
+        raise DataError(
+            f"{source.directory}, where {source.id} was launched, does not exist", hint="smalti fleet launch RECIPE"
+        )
+    with tempfile.NamedTemporaryFile("w", suffix=".yaml", encoding="utf-8") as file:
+        file.write(source.recipe)
+        file.flush()
+        os.chdir(source.directory)
+        launched = launch(file.name, [*_of_the_folder(source.name, overrides), *overrides], after=after)
+    from smalti.fleet.queue.runs import Run
+
+    assert isinstance(launched, Run)
+    return launched
+
+
+def _of_the_folder(name: str, overrides: Sequence[str]) -> list[str]:
+    """Return the override that leaves a stated folder to the source, where the clone has another name."""
+    keys = {override.partition("=")[0] for override in overrides}
+    return ["folder=null"] if "name" in keys and "folder" not in keys else []
+
+
+def updated(run: "Run", overrides: Sequence[str]) -> "LaunchConfig":
+    """Return the settings of a launched run with changes."""
+    from smalti.config.launch import LaunchConfig
+    from smalti.config.load import from_dict
+
+    allowed = ("priority", "preemptible", "max_duration", "retries", "retries_by_cause")
+    short = [override.removeprefix("launch.") for override in overrides]
+    for override in short:
+        key = override.partition("=")[0]
+        if key.partition(".")[0] not in allowed:
+            raise UserError(
+                f"'{key}' of a launched run cannot change",
+                allowed=", ".join(allowed),
+                hint=f"smalti fleet clone {run.id} name=NEW_NAME {override}",
+            )
+    before = {
+        "priority": run.priority,
+        "preemptible": run.preemptible,
+        "max_duration": None if run.max_duration_s is None else f"{run.max_duration_s:g}s",
+        "retries": run.retries,
+        "retries_by_cause": run.retries_by_cause,
+    }
+    return from_dict(LaunchConfig, before, run.id, short).config

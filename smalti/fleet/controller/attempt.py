@@ -1,0 +1,157 @@
+"""The process of an attempt: claims it, runs the command of its run, and records how that ended.
+
+It is the parent of the command, so it alone learns the exit code, also while no controller runs. The claim is one
+compare-and-set on the row of the attempt: of several processes with the same nonce exactly one runs the command.
+On SIGTERM it asks the command to stop, which saves; after ``_STOP_S`` it kills it. If it is killed itself, the kernel
+sends the command SIGTERM, and the controller lets the next attempt wait until that has ended.
+"""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+from types import FrameType
+from typing import IO
+
+from smalti.base import clock, database, store
+from smalti.base.disk import writing
+from smalti.base.env import child_environment, fleet_attempt, visible_gpus
+from smalti.base.errors import ExitCode, RetryableError, SmaltiError
+from smalti.base.log import get, setup
+from smalti.base.processes import die_with_parent, identity
+from smalti.fleet.queue import runs
+from smalti.fleet.queue.runs import Attempt, Run
+
+_STOP_S = 180.0
+"""Longer than ``smalti train`` lets its ranks save (120 s)."""
+_RECORD_WAIT_S = 5.0
+
+
+class _Command:
+    """The command, which may be asked to stop before and after it has started."""
+
+    def __init__(self) -> None:
+        self.process: subprocess.Popen[bytes] | None = None
+        self.stop_asked_s: float | None = None
+
+    def stop(self, number: int, frame: FrameType | None) -> None:
+        """Forward a request to stop, once."""
+        if self.stop_asked_s is None:
+            self.stop_asked_s = clock.now_s()
+            self._forward()
+
+    def run(self, run: Run, attempt: Attempt, output: IO[bytes]) -> int:
+        """Start the command and return its exit code; 143 without a start if it is to stop already."""
+        if self._is_stopping():
+            return ExitCode.TERMINATED
+        self.process = subprocess.Popen(
+            [argument.replace("{recipe}", str(run.place / "recipe.yaml")) for argument in run.command],
+            cwd=run.directory,
+            env=child_environment(_variables(run, attempt)),
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            start_new_session=True,
+            preexec_fn=die_with_parent(signal.SIGTERM),
+        )
+        if self._is_stopping():  # asked while it was being started
+            self._forward()
+        return self.wait()
+
+    def _is_stopping(self) -> bool:
+        return self.stop_asked_s is not None
+
+    def _forward(self) -> None:
+        if self.process is not None and self.process.returncode is None:
+            self.process.send_signal(signal.SIGTERM)
+
+    def wait(self) -> int:
+        """Return the exit code of the command, which is killed if it does not end in time after a request to stop."""
+        assert self.process is not None
+        while True:
+            with suppress(subprocess.TimeoutExpired):
+                return self.process.wait(timeout=1.0)
+            if self.stop_asked_s is not None and clock.now_s() > self.stop_asked_s + _STOP_S:
+                with suppress(ProcessLookupError):
+                    os.killpg(self.process.pid, signal.SIGKILL)
+
+
+def main() -> int:
+    """Run the attempt whose nonce is in the environment."""
+    setup("INFO")
+    command = _Command()
+    signal.signal(signal.SIGTERM, command.stop)
+    for number in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, lambda *_: None)  # SIG_IGN would be inherited by the command
+    nonce = fleet_attempt()
+    claimed = None if nonce is None else _claim(nonce)
+    if claimed is None:
+        return ExitCode.DONE
+    code, reason = _run(*claimed, command)
+    _record(claimed[1], code, reason)
+    return ExitCode.DONE
+
+
+def _claim(nonce: str) -> tuple[Run, Attempt] | None:
+    """Make this process the one that runs the attempt; None where another is, or it is not to start any more."""
+    pid = os.getpid()
+    with database.transaction() as db:
+        claimed = db.execute(
+            "UPDATE fleet_attempts SET pid=?, process=?, started_s=? WHERE nonce=? AND pid IS NULL AND ended_s IS NULL",
+            (pid, identity(pid), clock.wall_s(), nonce),
+        )
+        attempt = runs.attempt_of(db, nonce)
+        if claimed.rowcount == 0 or attempt is None:
+            return None
+        return runs.select(db, "number=?", (attempt.run,))[0], attempt
+
+
+def _run(run: Run, attempt: Attempt, command: _Command) -> tuple[int, str | None]:
+    """Run the command; returns its exit code, and why it could not be started."""
+    try:
+        with writing(run.place):
+            run.place.mkdir(parents=True, exist_ok=True)
+            if run.recipe is not None:
+                store.write_text(run.place / "recipe.yaml", run.recipe)
+            output = open(output_of(run.place, attempt.number), "ab")  # noqa: SIM115 - closed below
+        with output:
+            return command.run(run, attempt, output), None
+    except RetryableError as error:  # a full disk
+        return ExitCode.RETRY, error.message
+    except (OSError, SmaltiError) as error:
+        return ExitCode.USAGE, f"it could not be started: {error}"
+
+
+def output_of(place: Path, attempt: int) -> Path:
+    """Return the file of the output of an attempt, in the folder of its run."""
+    return place / f"attempt-{attempt}.log"
+
+
+def _variables(run: Run, attempt: Attempt) -> dict[str, str]:
+    variables = {"SMALTI_FLEET_RUN": run.id}
+    if attempt.gpus:
+        names = visible_gpus()
+        variables["CUDA_VISIBLE_DEVICES"] = ",".join(names[gpu] for gpu in attempt.gpus if gpu < len(names))
+    return variables
+
+
+def _record(attempt: Attempt, code: int, reason: str | None) -> None:
+    """Record the end, and try again for as long as the disk is full."""
+    while True:
+        try:
+            with database.transaction() as db:
+                db.execute(
+                    "UPDATE fleet_attempts SET ended_s=?, code=?, reason=? WHERE nonce=? AND ended_s IS NULL",
+                    (clock.wall_s(), code, reason, attempt.nonce),
+                )
+            return
+        except RetryableError as error:
+            get("fleet").error("exit code %d is not recorded yet: %s", code, error)
+        time.sleep(_RECORD_WAIT_S)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

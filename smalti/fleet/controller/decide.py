@@ -1,0 +1,150 @@
+"""What a controller does next, as a pure function of the rows and of what it sees of the processes."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from smalti.base.errors import ExitCode
+from smalti.fleet.queue.runs import Attempt, Run
+from smalti.fleet.queue.schedule import Entry, Phase, Room, schedule
+from smalti.fleet.queue.states import ACTIVE, State, after
+
+Sight = Literal["unclaimed", "running", "gone", "not_starting"]
+"""What is seen of an open attempt: no process has claimed its nonce; the one that has runs; it was killed, and no
+process of the attempt is left; those that were started for it end before they claim it."""
+
+_NOT_STARTING = "its process does not start: see controller.log in the folder fleet of SMALTI_HOME"
+_LOST = "the process that watched it was killed, so its exit code is not known"
+
+
+@dataclass(frozen=True)
+class Job:
+    """An unfinished run with what a decision needs."""
+
+    run: Run
+    attempts: tuple[Attempt, ...]
+    needs: tuple[State, ...] = ()
+    """States of the runs that it depends on."""
+    sight: Sight | None = None
+    """Of its last attempt, if that is open and not yet recorded as ended."""
+
+    @property
+    def last(self) -> Attempt | None:
+        """Its last attempt."""
+        return self.attempts[-1] if self.attempts else None
+
+
+@dataclass(frozen=True)
+class Move:
+    """A transition to make."""
+
+    run: Run
+    state: State
+    cause: str | None = None
+    attempt: int | None = None
+    detail: str | None = None
+    code: int | None = None
+    """Exit code of the attempt that has ended."""
+    ends: Attempt | None = None
+    """An open attempt to record as ended: with ``code``, and ``detail`` as its reason."""
+    gpus: tuple[int, ...] | None = None
+    """GPUs of a new attempt; None: no attempt begins."""
+    wait_s: float = 0.0
+    retried: Mapping[str, int] | None = None
+
+
+def decide(jobs: Sequence[Job], room: Room, now_s: float) -> list[Move]:
+    """Return the moves of one round. Runs are scheduled in a round without other moves, which change the room."""
+    moves = [move for job in jobs if (move := _own_move(job, now_s)) is not None]
+    return moves or _scheduled(jobs, room, now_s)
+
+
+def _own_move(job: Job, now_s: float) -> Move | None:
+    """Return the move of a run that follows from itself and its processes alone."""
+    run, last = job.run, job.last
+    if run.state == "PENDING":
+        return _after_needs(job)
+    if run.state not in ACTIVE:
+        return None
+    assert last is not None, f"{run.id} is {run.state} without an attempt"
+    if last.ended_s is not None:
+        return _end(run, last, last.code, last.reason)
+    if job.sight == "gone":
+        return _end(run, last, None, _LOST, ends=last)
+    if job.sight == "not_starting":
+        return _end(run, last, ExitCode.BUG, _NOT_STARTING, ends=last)
+    if job.sight == "unclaimed" and run.state == "TERMINATING":
+        return _end(run, last, ExitCode.TERMINATED, "stopped before it was started", ends=last)
+    if job.sight == "running" and run.state == "STARTING":
+        return Move(run, "RUNNING", attempt=last.number)
+    ran_s = sum(attempt.duration_s(now_s) for attempt in job.attempts)
+    if run.state == "RUNNING" and run.max_duration_s is not None and ran_s > run.max_duration_s:
+        return Move(run, "TERMINATING", "max_duration", last.number, f"it ran longer than {run.max_duration_s:g} s")
+    return None
+
+
+def _after_needs(job: Job) -> Move | None:
+    if any(state in ("FAILED", "STOPPED") for state in job.needs):
+        return Move(job.run, "FAILED", "dependency", detail="a run that it depends on failed or was stopped")
+    return Move(job.run, "QUEUED") if all(state == "COMPLETED" for state in job.needs) else None
+
+
+def _end(run: Run, last: Attempt, code: int | None, reason: str | None, *, ends: Attempt | None = None) -> Move:
+    stopped_for = run.cause if run.state == "TERMINATING" else None
+    following = after(
+        code,
+        stopped_for=stopped_for,
+        retries=run.retries,
+        retries_by_cause=run.retries_by_cause,
+        retried=run.retried,
+    )
+    retried = None
+    if following.state == "RECOVERING":
+        retried = {**run.retried, following.cause: run.retried.get(following.cause, 0) + 1}
+    return Move(
+        run,
+        following.state,
+        following.cause,
+        last.number,
+        reason,
+        code=code,
+        ends=ends,
+        wait_s=following.wait_s,
+        retried=retried,
+    )
+
+
+def _scheduled(jobs: Sequence[Job], room: Room, now_s: float) -> list[Move]:
+    by_number = {job.run.number: job for job in jobs}
+    entries = [entry for job in jobs if (entry := _entry(job, now_s)) is not None]
+    planned = schedule(entries, room)
+    held = {gpu for job in jobs if job.run.state in ACTIVE and job.last is not None for gpu in job.last.gpus}
+    free = [gpu for gpu in range(room.gpus) if gpu not in held]
+    moves = []
+    for number in planned.start:
+        run = by_number[number].run
+        if len(free) < run.gpus:  # its GPUs have other numbers than those of an earlier controller
+            continue
+        gpus, free = tuple(free[: run.gpus]), free[run.gpus :]
+        moves.append(Move(run, "STARTING", attempt=len(by_number[number].attempts), gpus=gpus))
+    for number in planned.preempt:
+        job = by_number[number]
+        assert job.last is not None
+        moves.append(Move(job.run, "TERMINATING", "preempted", job.last.number))
+    return moves
+
+
+def _entry(job: Job, now_s: float) -> Entry | None:
+    run = job.run
+    phases: dict[State, Phase] = {
+        "QUEUED": "waiting",
+        "RECOVERING": "waiting",
+        "STARTING": "running",
+        "RUNNING": "running",
+        "TERMINATING": "leaving",
+    }
+    phase = phases.get(run.state)
+    if phase is None or (phase == "waiting" and run.not_before_s > now_s):
+        return None
+    started_s = job.last.started_s if job.last is not None else None
+    return Entry(run.number, phase, Room(run.cores, run.gpus), run.priority, run.preemptible, started_s or now_s)

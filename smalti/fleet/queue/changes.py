@@ -1,0 +1,140 @@
+"""What a user changes in the queue; each is one transaction, whether or not a controller runs."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+
+from smalti.base import clock, database
+from smalti.base.errors import UserError
+from smalti.config.durations import to_seconds
+from smalti.config.launch import LaunchConfig
+from smalti.fleet.queue.runs import Run, get, move, select, this_host, write_event
+from smalti.fleet.queue.schedule import Room
+from smalti.fleet.queue.states import ENDED, WAITING
+
+
+def add(
+    name: str,
+    command: Sequence[str],
+    launch: LaunchConfig,
+    need: Room,
+    *,
+    directory: str,
+    folder: str | None = None,
+    recipe: str | None = None,
+    commit: str | None = None,
+    cluster: str = "local",
+) -> Run:
+    """Append a run to the queue, and return it.
+
+    Raises UserError where another run that has not ended uses the folder, or a dependency does not exist or has failed.
+    """
+    with database.transaction() as db:
+        ids = dict.fromkeys(launch.depends_on)
+        needs = [get(db, reference) for reference in ids]
+        for each in needs:
+            if each.is_ended and each.state != "COMPLETED":
+                raise UserError(
+                    f"launch.depends_on: {each.id} is {each.state}",
+                    allowed="runs that are completed, or can be",
+                    hint=f"smalti fleet resume {each.id}",
+                )
+        if folder is not None:
+            _require_free(folder, select(db, "folder=?", (folder,)))
+        values = {
+            "name": name,
+            "cluster": cluster,
+            "host": this_host(),
+            "state": "PENDING",
+            "priority": launch.level,
+            "preemptible": launch.preemptible,
+            "max_duration_s": _seconds(launch),
+            "retries": launch.retries,
+            "retries_by_cause": json.dumps(launch.retries_by_cause),
+            "cores": need.cores,
+            "gpus": need.gpus,
+            "command": json.dumps(list(command)),
+            "recipe": recipe,
+            "directory": directory,
+            "folder": folder,
+            "code_commit": commit,
+            "retried": "{}",
+            "not_before_s": 0.0,
+            "time": clock.utc_text(),
+        }
+        columns, marks = ", ".join(values), ", ".join(f":{column}" for column in values)
+        number = db.execute(f"INSERT INTO fleet_runs ({columns}) VALUES ({marks})", values).lastrowid
+        assert number is not None
+        db.executemany("INSERT INTO fleet_dependencies VALUES (?, ?)", [(number, each.number) for each in needs])
+        write_event(db, number, "PENDING", cause="launched", source="user")
+        return select(db, "number=?", (number,))[0]
+
+
+def stop(reference: str) -> Run:
+    """Ask for the end of a run, and return it: STOPPED at once if it waits, else TERMINATING until it has saved.
+
+    A run that has ended stays as it is.
+    """
+    with database.transaction() as db:
+        run = get(db, reference)
+        if run.is_ended or (run.state == "TERMINATING" and run.cause == "user"):
+            return run
+        moved = move(db, run, "STOPPED" if run.state in WAITING else "TERMINATING", cause="user", source="user")
+        assert moved, "the row is locked"
+        return get(db, reference)
+
+
+def resume(reference: str) -> Run:
+    """Queue a run again that has failed or was stopped; it continues from its newest checkpoint."""
+    with database.transaction() as db:
+        run = get(db, reference)
+        if run.state not in ENDED or run.state == "COMPLETED":
+            raise UserError(
+                f"{run.id} is {run.state}",
+                allowed="runs that are FAILED or STOPPED",
+                hint=f"smalti fleet clone {run.id} name=NEW_NAME" if run.is_ended else f"smalti fleet wait {run.id}",
+            )
+        if run.folder is not None:
+            _require_free(run.folder, select(db, "folder=?", (run.folder,)))
+        moved = move(db, run, "PENDING", cause="resumed", source="user", code=None, retried="{}", not_before_s=0.0)
+        assert moved, "the row is locked"
+        return get(db, reference)
+
+
+def update(reference: str, launch: LaunchConfig) -> Run:
+    """Change priority, preemptible, max_duration and retries of a run that has not ended to those of ``launch``."""
+    with database.transaction() as db:
+        run = get(db, reference)
+        if run.is_ended:
+            raise UserError(f"{run.id} is {run.state}", allowed="runs that have not ended", hint="smalti fleet ls")
+        after = replace(
+            run,
+            priority=launch.level,
+            preemptible=launch.preemptible,
+            max_duration_s=_seconds(launch),
+            retries=launch.retries,
+            retries_by_cause={str(cause): count for cause, count in launch.retries_by_cause.items()},
+        )
+        db.execute(
+            "UPDATE fleet_runs SET priority=?, preemptible=?, max_duration_s=?, retries=?, retries_by_cause=? "
+            "WHERE number=?",
+            (after.priority, after.preemptible, after.max_duration_s, after.retries,
+             json.dumps(after.retries_by_cause), run.number),
+        )  # fmt: skip
+        detail = f"priority={after.priority} preemptible={after.preemptible} max_duration_s={after.max_duration_s}"
+        write_event(db, run.number, run.state, cause="updated", source="user", detail=detail)
+        return after
+
+
+def _require_free(folder: str, runs: list[Run]) -> None:
+    other = next((run for run in runs if not run.is_ended), None)
+    if other is not None:
+        raise UserError(
+            f"{other.id}, which is {other.state}, trains in {folder}",
+            allowed="one run for each run folder",
+            hint=f"name=NEW_NAME, or smalti fleet stop {other.id}",
+        )
+
+
+def _seconds(launch: LaunchConfig) -> float | None:
+    return None if launch.max_duration is None else to_seconds(launch.max_duration)

@@ -1,0 +1,157 @@
+"""``smalti fleet``: what it queues, prints and refuses; and two real runs, of which one preempts the other."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import train_process
+from cli_in_process import run_cli
+from queued import history
+
+from smalti.fleet.controller import start
+from smalti.fleet.queue import runs
+
+pytestmark = pytest.mark.usefixtures("home")
+
+CANARY = "canary-5dd1b0"
+
+
+@pytest.fixture
+def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with a recipe and its data; no controller is started."""
+    monkeypatch.setattr(start, "ensure", lambda: None)
+    train_process.write_recipe(tmp_path, train_process.one_rank())
+    return tmp_path
+
+
+def answer(work: Path, *arguments: str) -> Any:
+    """The JSON of a command that succeeds."""
+    done = run_cli(work, "fleet", *arguments, "--json")
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def refused(work: Path, *arguments: str) -> str:
+    """The message of a command that the user must change."""
+    done = run_cli(work, "fleet", *arguments)
+    assert done.returncode == 2, done.stderr
+    return done.stderr
+
+
+def test_a_launched_run_is_listed_shown_and_stopped(work: Path) -> None:
+    launched = answer(work, "launch", "r.yaml", "--on", "local", "--yes", "priority=low", "train.optimizer.lr=2e-3")
+    assert launched["id"] == "t-1"
+    (listed,) = answer(work, "ls")
+    assert {"id": "t-1", "name": "t", "state": "PENDING", "priority": 10}.items() <= listed.items()
+    assert answer(work, "show", "1") == answer(work, "show", "t-1") == listed
+    assert listed["folder"] == str(work / "runs" / "t")
+    (event,) = answer(work, "events", "t-1")
+    assert (event["state"], event["cause"], event["source"]) == ("PENDING", "launched", "user")
+    stored = runs.read("t-1")
+    assert "lr: 0.002" in (stored.recipe or ""), "the resolved recipe"
+    assert stored.command == (sys.executable, "-m", "smalti", "train", "{recipe}")
+    assert "hint: smalti fleet stop t-1 --yes" in refused(work, "stop", "t-1")
+    assert answer(work, "stop", "t-1", "--yes")["state"] == "STOPPED"
+    assert run_cli(work, "fleet", "wait", "t-1").returncode == 143
+    assert answer(work, "resume", "t-1")["state"] == "PENDING"
+
+
+def test_the_text_of_the_listing_verbs(work: Path) -> None:
+    assert "smalti fleet launch RECIPE" in run_cli(work, "fleet", "ls").stdout
+    run_cli(work, "fleet", "launch", "r.yaml", "train.parallel.threads=1")
+    assert "t-1  PENDING" in run_cli(work, "fleet", "ls").stdout
+    assert "no run is running" in run_cli(work, "fleet", "ls", "--state", "running").stdout
+    assert "did you mean 'RUNNING'?" in refused(work, "ls", "--state", "RUNING")
+    assert "1 core\n" in run_cli(work, "fleet", "show", "t-1").stdout
+    assert "launched" in run_cli(work, "fleet", "events", "t-1").stdout
+    assert "has no output" in refused(work, "logs", "t-1")
+
+
+def test_a_run_can_be_cloned_and_updated(work: Path) -> None:
+    run_cli(work, "fleet", "launch", "r.yaml")
+    assert "allowed: one run for each run folder" in refused(work, "clone", "t-1")
+    copy = answer(work, "clone", "t-1", "name=u", "train.optimizer.lr=5e-3", "--after", "t-1")
+    assert copy["id"] == "u-2"
+    assert answer(work, "show", "u-2")["depends_on"] == ["t-1"]
+    assert answer(work, "show", "u-2")["folder"] == str(work / "runs" / "u")
+    assert answer(work, "update", "u-2", "priority=high", "max_duration=2h")["priority"] == 90
+    assert answer(work, "show", "u-2")["max_duration_s"] == 7200
+    assert "'gpus' of a launched run cannot change" in refused(work, "update", "u-2", "gpus=2")
+    assert "priority = urgent is not allowed" in refused(work, "update", "u-2", "priority=urgent")
+
+
+def test_the_dry_run_queues_nothing(work: Path) -> None:
+    config = answer(work, "launch", "r.yaml", "ranks=2", "train.parallel.threads=1", "--dry-run")
+    assert config["train"]["parallel"]["ranks"] == 2
+    assert answer(work, "ls") == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["r.yaml", "--on", "slurm"], "hint: sbatch and srun start it today"),
+        (["r.yaml", "--on", "c1"], "there is no cluster of this name\nallowed: local"),
+        (["r.yaml", "name=a; touch pwned"], "cannot be a folder name"),
+        (["r.yaml", "name=../../pwned"], "cannot be a folder name"),
+        (["r.yaml", "data.sources.a=$(touch pwned)"], "$(touch pwned)"),
+        (["r.yaml", "gpus=1"], "launch.gpus=1 with train.parallel.device=cpu"),
+        (["r.yaml", "gpus=1", "train.parallel.device=auto"], "this machine has 0"),
+        (["r.yaml", "ranks=9999", "train.parallel.threads=1"], "the run needs 9999 cores"),
+        (["r.yaml", "priority=101"], "low, normal, high, or 0 to 100"),
+        (["r.yaml", "prioritty=low"], "prioritty"),
+        (["r.yaml", "--after", "t-9"], "there is no run 't-9'"),
+    ],
+)
+def test_what_is_refused(work: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], message: str) -> None:
+    monkeypatch.setattr("smalti.fleet.controller.__main__.visible_gpus", list)
+    assert message in refused(work, "launch", *arguments)
+    assert not (work / "pwned").exists()
+    assert answer(work, "ls") == []
+
+
+def _smalti(work: Path, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    """Run ``smalti fleet`` on a machine of one core, so that two runs do not fit."""
+    return subprocess.run(
+        [sys.executable, "-m", "smalti", "fleet", *arguments],
+        cwd=work, env={**os.environ, **variables}, capture_output=True, text=True, timeout=240, check=False,
+        preexec_fn=lambda: os.sched_setaffinity(0, {min(os.sched_getaffinity(0))}),
+    )  # fmt: skip
+
+
+@pytest.mark.slow
+def test_a_run_preempts_another_which_continues_with_the_same_losses(tmp_path: Path, home: Path) -> None:
+    """The real thing: a controller in the background, two trainings, a preemption. No secret is written anywhere."""
+    train_process.write_recipe(tmp_path, train_process.one_rank("200step").replace("threads: 1, ", ""))
+    secrets = {"HF_TOKEN": CANARY, "AWS_SECRET_ACCESS_KEY": CANARY, "MY_SECRET": CANARY}
+    low = _smalti(tmp_path, "launch", "r.yaml", "name=low", "priority=low", "preemptible=true", "--json", **secrets)
+    assert json.loads(low.stdout)["id"] == "low-1", low.stderr
+    end_s = time.monotonic() + 120
+    while not train_process_steps(tmp_path / "runs" / "low"):
+        assert time.monotonic() < end_s, (home / "fleet" / "controller.log").read_text()
+        time.sleep(0.1)
+    arguments = [" ".join(process.info["cmdline"] or ()) for process in psutil.process_iter(["cmdline"])]
+    assert any("smalti train" in line for line in arguments)
+    assert not [line for line in arguments if CANARY in line]
+    assert _smalti(tmp_path, "launch", "r.yaml", "name=high", "priority=high").returncode == 0
+    for run in ("high-2", "low-1"):
+        ended = _smalti(tmp_path, "wait", run)
+        assert ended.returncode == 0, ended.stdout + ended.stderr + _smalti(tmp_path, "logs", run).stdout
+    assert history(runs.read("low-1"))[3:7] == ["RUNNING", "TERMINATING", "QUEUED", "STARTING"]
+    assert history(runs.read("high-2")) == ["PENDING", "QUEUED", "STARTING", "RUNNING", "COMPLETED"]
+    low_losses, high_losses = (train_process.losses(tmp_path / "runs" / name) for name in ("low", "high"))
+    assert low_losses == high_losses
+    assert "done, 200 steps" in _smalti(tmp_path, "logs", "low-1").stdout
+    assert "rank-000" not in _smalti(tmp_path, "logs", "low-1", "--rank", "0").stderr
+    for file in [*home.rglob("*"), *(tmp_path / "runs").rglob("*")]:
+        assert not file.is_file() or CANARY.encode() not in file.read_bytes(), file
+
+
+def train_process_steps(folder: Path) -> int:
+    """Return how many steps a run has logged."""
+    return len(train_process.losses(folder)) if (folder / "metrics.jsonl").exists() else 0
