@@ -109,6 +109,10 @@ class KeepConfig(Config):
     without a rejected checkpoint."""
 
 
+def _keep_section(keep: int | KeepConfig) -> KeepConfig:
+    return keep if isinstance(keep, KeepConfig) else KeepConfig(last=keep, blessed=0)
+
+
 class CheckpointConfig(Config):
     """When checkpoints are saved, and which are kept."""
 
@@ -126,6 +130,9 @@ class CheckpointConfig(Config):
     save_to: str | None = placement(None)
     """URL or folder under which each saved checkpoint is copied in the background, to ``SAVE_TO/NAME/step-...``; a run
     folder without checkpoints is restored from there. Absent: no copies."""
+    save_to_keep: Count | KeepConfig | None = placement(None)
+    """Which copies in ``save_to`` are kept: a number of the newest ones, or a section, as in ``keep``. The best one,
+    and protected and registered ones, are kept too. Absent: no copy is deleted."""
     save_requests_per_s: Real = placement(100.0, gt=0)
     """Most requests per second to ``save_to``, of the whole job."""
 
@@ -139,12 +146,19 @@ class CheckpointConfig(Config):
             )
         if self.save_to is None and self.save_requests_per_s != 100.0:
             raise ValueError("save_requests_per_s has no effect without save_to")
+        if self.save_to is None and self.save_to_keep is not None:
+            raise ValueError("save_to_keep has no effect without save_to")
         return self
 
     @property
     def keep_section(self) -> KeepConfig:
         """``keep`` as a section; a number is that of the newest ones, and nothing else is kept."""
-        return self.keep if isinstance(self.keep, KeepConfig) else KeepConfig(last=self.keep, blessed=0)
+        return _keep_section(self.keep)
+
+    @property
+    def save_to_keep_section(self) -> KeepConfig | None:
+        """``save_to_keep`` as a section; None: no copy is deleted."""
+        return None if self.save_to_keep is None else _keep_section(self.save_to_keep)
 
 
 class TrainConfig(LengthConfig):

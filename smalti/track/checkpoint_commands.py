@@ -1,6 +1,6 @@
 """What a user does with the checkpoints of a run folder, also while the run trains: find, verify, delete, copy."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -35,15 +35,25 @@ def named(run: Path, steps: Sequence[str]) -> list[Path]:
         "best": None if (best_step := best(folder)) is None else folder_name(best_step),
         "blessed": next((name for name in names if is_marked(folder / name, BLESSED)), None),
     }
+    return [folder / name for name in steps_named(str(folder), names, words, steps, f"smalti runs checkpoints {run}")]
+
+
+def steps_named(
+    place: str, names: Sequence[str], words: Mapping[str, str | None], steps: Sequence[str], hint: str
+) -> list[str]:
+    """Return the checkpoints of ``names`` (newest first) that ``steps`` mean, oldest first without a step.
+
+    words: other names of them, such as ``newest``. Raises UserError, with this hint, for a step that is not there.
+    """
     chosen = [words.get(step, step if is_name(step) else _name(step)) for step in steps]
     for step, name in zip(steps, chosen, strict=True):
         if name not in names:
             raise UserError(
-                f"{folder} has no complete checkpoint '{step}'",
+                f"{place} has no complete checkpoint '{step}'",
                 allowed=", ".join([*(str(step_of(each)) for each in reversed(names)), *(w for w in words if words[w])]),
-                hint=f"smalti runs checkpoints {run}",
+                hint=hint,
             )
-    return [folder / name for name in dict.fromkeys(chosen or reversed(names)) if name is not None]
+    return [name for name in dict.fromkeys(chosen or reversed(names)) if name is not None]
 
 
 def _name(step: str) -> str | None:
@@ -135,12 +145,18 @@ def _check(run: Path, paths: Sequence[Path], *, is_training: bool, force: bool) 
                 allowed=f"checkpoints older than the newest {_KEPT_WHILE_TRAINING}, while it trains",
                 hint="stop the run first (Ctrl-C saves)",
             )
-        if role_of.get(path.name) and not force:
-            raise UserError(
-                f"{path} is kept as {', '.join(role_of[path.name])}",
-                allowed="checkpoints that are not the newest, best, newest blessed, registered or protected",
-                hint=_hint(role_of[path.name]),
-            )
+        if not force:
+            require_free(str(path), role_of.get(path.name, ()))
+
+
+def require_free(place: str, role: Sequence[str]) -> None:
+    """Raise UserError where something keeps the checkpoint at ``place``."""
+    if role:
+        raise UserError(
+            f"{place} is kept as {', '.join(role)}",
+            allowed="checkpoints that are not the newest, best, newest blessed, registered or protected",
+            hint=_hint(role),
+        )
 
 
 def _hint(role: Sequence[str]) -> str:

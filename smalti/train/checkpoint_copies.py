@@ -3,7 +3,9 @@
 Rank 0 alone talks to the store, so the request rate is that of the whole job.
 """
 
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,8 @@ from smalti.distributed.group.world import broadcast_from_rank0
 from smalti.track.checkpoints import names
 from smalti.track.checkpoints.background import BackgroundCopies, remove_links
 from smalti.track.checkpoints.copies import Check, Copies
+from smalti.track.checkpoints.copy_retention import prune_copies
+from smalti.track.checkpoints.retention import Keep
 from smalti.track.run import RunFolder, config_text
 from smalti.train.hooks import Hook
 from smalti.train.loop import Job
@@ -73,11 +77,24 @@ class CopyCheckpoints(Hook):
     def _opened(self, job: Job) -> BackgroundCopies:
         if self._copies is None:
             remove_links(job.folder.checkpoints)
-            check = same_run(job.config, job.folder)
+            copies = _copies(job.config)
             self._copies = BackgroundCopies(
-                _copies(job.config), job.events, config=config_text(job.config), check=check
+                copies,
+                job.events,
+                config=config_text(job.config),
+                check=same_run(job.config, job.folder),
+                prune=_prune(copies, job),
             )
         return self._copies
+
+
+def _prune(copies: Copies, job: Job) -> Callable[[int], None]:
+    """Return the function that deletes the copies up to a step that are not to be kept."""
+    section = job.config.train.checkpoint.save_to_keep_section
+    if section is None:
+        return lambda _: None
+    keep = Keep.of(section, job.length, partial(job.events.write, "checkpoint_deleted"))
+    return lambda step: prune_copies(copies, job.folder.checkpoints, step, keep)
 
 
 def same_run(config: JobConfig, folder: RunFolder) -> Check:

@@ -83,6 +83,24 @@ def test_a_run_whose_disk_was_lost_continues_from_the_store_to_the_bit(lost: str
     assert all(torch.equal(tensor, _weights(other)[name]) for name, tensor in _weights(config).items())
 
 
+def test_copies_that_are_not_to_be_kept_are_deleted(tmp_path: Path) -> None:
+    (tmp_path / "store").mkdir()
+    checkpoint = {
+        "every": "2step",
+        "keep": 1,
+        "save_to": str(tmp_path / "store"),
+        "save_to_keep": {"last": 1, "every": "4step", "blessed": 0},
+    }
+    config = toy_run.config(tmp_path, checkpoint=checkpoint, duration="10step")
+    run_ranks(1, _fit, config)
+    left = {int(path.name[5:]) for path in (tmp_path / "store/dense").iterdir()}
+    copied = {event["step"] for event in _events(config, "checkpoint_copied")}
+    deleted = {event["step"] for event in _events(config, "checkpoint_deleted") if "store" in event["path"]}
+    assert left == copied - deleted
+    assert 10 in left
+    assert not {2, 6} & left, "a newer one is complete: neither the newest nor the first of 4 steps"
+
+
 @pytest.mark.slow
 def test_another_run_and_a_missing_store_are_named_and_not_taken_for_no_checkpoint(tmp_path: Path) -> None:
     config = _config(tmp_path, duration="4step")

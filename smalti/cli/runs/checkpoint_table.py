@@ -16,8 +16,9 @@ def checkpoint_table(checkpoints: Sequence[Mapping[str, Any]], *, compact: bool 
     names = _COMPACT if compact else _COLUMNS
     rows = [_row(checkpoint) for checkpoint in checkpoints]
     lines = [table(("checkpoint", *names[1:]), [[row[name] for name in names] for row in rows])]
-    if not compact:
-        lines += [f"copy of {each['step']}: {place}" for each in checkpoints for place in each["locations"][1:]]
+    lines += [
+        f"copy of {each['step']}: {place}" for each in checkpoints for place in each["locations"][int(each["here"]) :]
+    ]
     return "\n".join(lines)
 
 
@@ -33,7 +34,9 @@ def _row(checkpoint: Mapping[str, Any]) -> dict[str, str]:
         "blocked": known("block_s", format_seconds),
         "verified (UTC)": known("verified", _time),
         "parent": known("parent", str),
-        "kept as": ", ".join(role for role in _ROLES if checkpoint[role]),
+        "kept as": ", ".join(
+            [*(role for role in _ROLES if checkpoint[role]), *(() if checkpoint["here"] else ("copy",))]
+        ),
     }
 
 

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from smalti.cli.options import Json, Run
+from smalti.cli.options import Json
 
 
 class _ListsByDefault(TyperGroup):
@@ -25,34 +25,39 @@ app = typer.Typer(
     add_completion=False,
     rich_markup_mode=None,
     no_args_is_help=True,
-    help="List the checkpoints of a run: smalti runs checkpoints RUN. Verify, protect, delete and copy them.",
+    help="List the checkpoints of a run: smalti runs checkpoints RUN. Verify, protect, delete and copy them. RUN may "
+    "be the URL of its copies.",
 )
+
+_Run = Annotated[
+    str,
+    typer.Argument(metavar="RUN", help="A run folder, its name in runs/, or a URL of copies: s3://bucket/runs/NAME."),
+]
 
 _Step = Annotated[str, typer.Argument(metavar="STEP", help="A step, or newest, best or blessed.")]
 
 
 @app.command(epilog="Example: smalti runs checkpoints ls runs/demo")
-def ls(run: Run, as_json: Json = False) -> None:
+def ls(run: _Run, as_json: Json = False) -> None:
     """List checkpoints: step, tokens, size, time that the save blocked training, last verification, what keeps them.
 
     The parent of a checkpoint is the one from which it was trained.
     """
     from smalti.cli.runs.checkpoint_table import checkpoint_table
     from smalti.cli.tables import print_json
-    from smalti.track.checkpoints.facts import checkpoints
-    from smalti.track.run import RunFolder
+    from smalti.track.checkpoint_places import open_place
 
-    folder = RunFolder.read(run).path
-    rows = [each.to_json() for each in checkpoints(folder)]
+    place = open_place(run)
+    rows = [each.to_json() for each in place.facts()]
     if as_json:
         print_json(rows)
         return
-    print(checkpoint_table(rows) if rows else f"no checkpoint in {folder / 'checkpoints'}")
+    print(checkpoint_table(rows) if rows else f"no checkpoint in {place.url}")
 
 
 @app.command(epilog="Example: smalti runs checkpoints verify runs/demo")
 def verify(
-    run: Run,
+    run: _Run,
     step: Annotated[
         str | None, typer.Argument(metavar="STEP", help="A step, or newest, best or blessed; absent: all.")
     ] = None,
@@ -62,16 +67,15 @@ def verify(
     from smalti.base.errors import CheckFailed
     from smalti.cli.progress import ProgressLine
     from smalti.cli.tables import print_json
-    from smalti.track import checkpoint_commands as commands
-    from smalti.track.run import RunFolder
+    from smalti.track.checkpoint_places import open_place
 
-    paths = commands.named(RunFolder.read(run).path, [] if step is None else [step])
+    place = open_place(run)
     faults: dict[str, str | None] = {}
-    for path in paths:
+    for name in place.named([] if step is None else [step]):
         with ProgressLine() as progress:
-            faults[path.name] = commands.verify(path, progress)
+            faults[name] = place.verify(name, progress)
         if not as_json:
-            print(f"{path.name}: {faults[path.name] or 'every file matches its digest'}")
+            print(f"{name}: {faults[name] or 'every file matches its digest'}")
     if as_json:
         print_json([{"checkpoint": name, "fault": fault} for name, fault in faults.items()])
     damaged = [name for name, fault in faults.items() if fault is not None]
@@ -84,25 +88,22 @@ def verify(
 
 @app.command(epilog="Example: smalti runs checkpoints keep runs/demo newest")
 def keep(
-    run: Run,
+    run: _Run,
     step: _Step,
     off: Annotated[bool, typer.Option("--off", help="Remove the protection.")] = False,
 ) -> None:
     """Protect a checkpoint, also while the run trains: neither train.checkpoint.keep nor a full disk deletes it."""
-    from smalti.base.disk import writing
-    from smalti.track.checkpoint_commands import named
-    from smalti.track.checkpoints.marks import PROTECTED, mark, unmark
-    from smalti.track.run import RunFolder
+    from smalti.track.checkpoint_places import open_place
 
-    (path,) = named(RunFolder.read(run).path, [step])
-    with writing(path):
-        (unmark if off else mark)(path, PROTECTED)
-    print(f"{path} is {'no longer ' if off else ''}protected")
+    place = open_place(run)
+    (name,) = place.named([step])
+    place.protect(name, off=off)
+    print(f"{name} of {place.url} is {'no longer ' if off else ''}protected")
 
 
 @app.command(epilog="Example: smalti runs checkpoints rm runs/demo 150 300 --dry-run")
 def rm(
-    run: Run,
+    run: _Run,
     steps: Annotated[list[str], typer.Argument(metavar="STEP...", help="Steps.")],
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would be deleted.")] = False,
     yes: Annotated[bool, typer.Option("--yes", help="Delete without asking.")] = False,
@@ -113,36 +114,33 @@ def rm(
     """Delete checkpoints. While the run trains, only those older than its newest two."""
     from smalti.base.errors import UserError
     from smalti.base.units import format_bytes
-    from smalti.track import checkpoint_commands as commands
-    from smalti.track.checkpoints.retention import stored_bytes
-    from smalti.track.run import RunFolder
+    from smalti.track.checkpoint_places import open_place
 
-    folder = RunFolder.read(run).path
-    paths = commands.named(folder, steps)
-    commands.check_deletable(folder, paths, force=force)
-    what = f"{', '.join(path.name for path in paths)} of {folder} ({format_bytes(sum(map(stored_bytes, paths)))})"
+    place = open_place(run)
+    names = place.named(steps)
+    place.check_deletable(names, force=force)
+    what = f"{', '.join(names)} of {place.url} ({format_bytes(sum(map(place.n_bytes, names)))})"
     if dry_run:
         print(f"would delete {what}")
         return
     if not yes and not sys.stdin.isatty():
         raise UserError(f"this deletes {what}", hint="--yes deletes, --dry-run only prints")
     if yes or typer.confirm(f"delete {what}?"):
-        commands.remove(folder, paths, force=force)
+        place.remove(names, force=force)
         print(f"deleted {what}")
 
 
 @app.command(epilog="Example: smalti runs checkpoints copy runs/demo newest copies/demo")
 def copy(
-    run: Run,
+    run: _Run,
     step: _Step,
     target: Annotated[str, typer.Argument(metavar="TARGET", help="A folder, or a URL of an object store.")],
 ) -> None:
     """Copy a checkpoint to a folder or a store, verified. Repeat the command to continue an interrupted copy."""
     from smalti.cli.progress import ProgressLine
-    from smalti.track import checkpoint_commands as commands
-    from smalti.track.run import RunFolder
+    from smalti.track.checkpoint_places import open_place
 
-    folder = RunFolder.read(run).path
-    (path,) = commands.named(folder, [step])
+    place = open_place(run)
+    (name,) = place.named([step])
     with ProgressLine() as progress:
-        print(commands.copy(folder, path, target, progress))
+        print(place.copy(name, target, progress))

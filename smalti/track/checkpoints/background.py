@@ -9,6 +9,7 @@ import os
 import shutil
 import tempfile
 import threading
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -52,14 +53,23 @@ class BackgroundCopies:
     """A queue of one checkpoint, the newest, and the thread that copies it.
 
     config: ``config.yaml`` of the run, which each copy holds. check: is called once with that of the newest copy, and
-    raises where the store holds another run.
+    raises where the store holds another run. prune: is called with the step after each copy; an error is a warning.
     """
 
-    def __init__(self, copies: Copies, events: Events, *, config: str, check: Check) -> None:
+    def __init__(
+        self,
+        copies: Copies,
+        events: Events,
+        *,
+        config: str,
+        check: Check,
+        prune: Callable[[int], None] = lambda _: None,
+    ) -> None:
         self._copies = copies
         self._events = events
         self._config = config
         self._check: Check | None = check
+        self._prune = prune
         self._waiting: Path | None = None
         self._busy = False
         self._results: list[tuple[str, Copied | Exception]] = []
@@ -140,7 +150,15 @@ class BackgroundCopies:
         if self._check is not None:
             self._copies.check_newest(self._check)
             self._check = None
-        return self._copies.upload(held.folder, config=self._config, named=held.name)
+        copied = self._copies.upload(held.folder, config=self._config, named=held.name)
+        try:
+            self._prune(step_of(held.name))
+        except Stopped:
+            pass  # the copy is complete; the next one prunes
+        except (SmaltiError, OSError) as error:
+            text = error.message if isinstance(error, SmaltiError) else str(error)
+            log.get("checkpoint").warning("old copies in %s were not deleted: %s", self._copies.url, text)
+        return copied
 
 
 def remove_links(checkpoints: Path, name: str = "") -> None:

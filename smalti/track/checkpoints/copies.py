@@ -25,6 +25,7 @@ from smalti.base.hashing import sha256_bytes, xxh3_stream
 from smalti.base.objects import Requests, open_folder, ordered
 from smalti.track.checkpoints import copy_format, manifest
 from smalti.track.checkpoints.copy_format import MARK, Damaged, File, Index, Mark
+from smalti.track.checkpoints.marks import is_mark
 from smalti.track.checkpoints.names import folder_name, is_name, step_of
 
 Check = Callable[[str | None], None]
@@ -96,7 +97,7 @@ class Copies:
         """Call ``check`` with the config of the newest complete copy, if there is one."""
         name = next(self._newest_first(), None)
         if name is not None:
-            check(self._index(name).config)
+            check(self.index(name).config)
 
     def fetch(self, step: int, folder: str | Path, *, check: Check | None = None) -> Path:
         """Download the copy of ``step`` into ``folder/step-...``, whole or not at all, and return that path.
@@ -105,7 +106,7 @@ class Copies:
         RetryableError where the store fails or the disk is full.
         """
         name = folder_name(step)
-        index = self._index(name)
+        index = self.index(name)
         if check is not None:
             check(index.config)
         final = Path(folder) / name
@@ -124,23 +125,7 @@ class Copies:
             raise
         return final
 
-    def _newest_first(self) -> Iterator[str]:
-        names = sorted(filter(is_name, self._folder.names()), key=step_of, reverse=True)
-        return (name for name in names if self._is_complete(name))
-
-    def _is_complete(self, name: str) -> bool:
-        if name not in self._complete and self._mark(name) is not None:
-            self._complete.add(name)
-        return name in self._complete
-
-    def _mark(self, name: str) -> bytes | None:
-        """Return the contents of ``COMPLETE``; None where it does not exist."""
-        try:
-            return self._read(f"{name}/{MARK}")
-        except FileNotFoundError:
-            return None
-
-    def _index(self, name: str) -> Index:
+    def index(self, name: str) -> Index:
         """Return the index of a complete copy; one that does not match its digest is read again first."""
         place = store.join(self.url, name)
         for last in (False,) * (_TRIES - 1) + (True,):
@@ -162,6 +147,41 @@ class Copies:
             self.requests.stop.wait(_PAUSE_S)
         raise AssertionError("the last try raises")
 
+    def parts(self, name: str, index: Index) -> Iterator[bytes]:
+        """Yield the parts of all files of a copy in their order. Raises Damaged for the first that is."""
+        digests = [digest for file in index.files for digest in file.parts]
+        jobs = [(part, size, digest) for (part, size), digest in zip(index.sizes().items(), digests, strict=True)]
+        return ordered(lambda job: self.part(name, *job), jobs, THREADS)
+
+    def fault(self, name: str, read: Callable[[int], None] = lambda _: None) -> str | None:
+        """Return why a complete copy is damaged, or None. read: called with the bytes of each part."""
+        try:
+            for data in self.parts(name, self.index(name)):
+                read(len(data))
+        except Damaged as error:
+            return error.message
+        return None
+
+    def marks(self, name: str) -> set[str]:
+        """Return the marks of a copy (``marks.py``), of one listing."""
+        return set(filter(is_mark, self._present(name)))
+
+    def _newest_first(self) -> Iterator[str]:
+        names = sorted(filter(is_name, self._folder.names()), key=step_of, reverse=True)
+        return (name for name in names if self._is_complete(name))
+
+    def _is_complete(self, name: str) -> bool:
+        if name not in self._complete and self._mark(name) is not None:
+            self._complete.add(name)
+        return name in self._complete
+
+    def _mark(self, name: str) -> bytes | None:
+        """Return the contents of ``COMPLETE``; None where it does not exist."""
+        try:
+            return self._read(f"{name}/{MARK}")
+        except FileNotFoundError:
+            return None
+
     def _read(self, path: str) -> bytes:
         """Return a small object; a page of a proxy instead of it is not taken for damage."""
         for _ in range(_TRIES):
@@ -172,10 +192,7 @@ class Copies:
         raise cloud.page_error(store.join(self.url, path), data)
 
     def _write_files(self, name: str, index: Index, root: Path) -> None:
-        parts = [(f"{name}/{part}", size) for part, size in index.sizes().items()]
-        digests = [digest for file in index.files for digest in file.parts]
-        jobs = [(path, size, digest) for (path, size), digest in zip(parts, digests, strict=True)]
-        contents = ordered(lambda job: self._part(*job), jobs, THREADS)
+        contents = self.parts(name, index)
         for file in index.files:
             path = root / file.name
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -185,7 +202,9 @@ class Copies:
                 opened.flush()
                 os.fsync(opened.fileno())
 
-    def _part(self, path: str, size: int, digest: str) -> bytes:
+    def part(self, name: str, part: str, size: int, digest: str) -> bytes:
+        """Return a part of a copy, by its name in the index. Raises Damaged where it does not match its digest."""
+        path = f"{name}/{part}"
         where = store.join(self.url, path)
         for _ in range(_TRIES):
             try:
@@ -224,6 +243,39 @@ class Copies:
             self._require_same(name, Index(files, config, self._part_bytes))
             return Copied(store.join(self.url, name), bytes_, 0, clock.now_s() - began_s)
         index, sent_bytes = self._send_files(root, name, entries, present, config)
+        self._publish(name, index)
+        return Copied(store.join(self.url, name), bytes_, sent_bytes, clock.now_s() - began_s)
+
+    def mark(self, name: str, mark: str, *, off: bool = False) -> None:
+        """Mark a copy with the present time, or remove the mark."""
+        if off:
+            self._folder.delete([f"{name}/{mark}"])
+        else:
+            self._folder.put(f"{name}/{mark}", f"{clock.utc_text()}\n".encode())
+
+    def remove(self, name: str) -> None:
+        """Delete a copy, ``COMPLETE`` first; the next upload deletes what remains where this is interrupted."""
+        self._folder.delete([f"{name}/{MARK}"])
+        self._complete.discard(name)
+        self._folder.delete(f"{name}/{path}" for path in self._present(name))
+
+    def receive(self, source: "Copies", name: str, read: Callable[[int], None] = lambda _: None) -> Copied:
+        """Copy a copy of another store, part by part, and return what was done. Raises as ``upload`` and ``fetch``.
+
+        read: called with the bytes of each part.
+        """
+        began_s = clock.now_s()
+        index, sent_bytes = source.index(name), 0
+        bytes_ = sum(file.bytes for file in index.files)
+        present = self._present(name)
+        if MARK in present:
+            self._require_same(name, index)
+            return Copied(store.join(self.url, name), bytes_, 0, clock.now_s() - began_s)
+        for part, data in zip(index.sizes(), source.parts(name, index), strict=True):
+            if present.get(part) != len(data):
+                self._folder.put(f"{name}/{part}", data)
+                sent_bytes += len(data)
+            read(len(data))
         self._publish(name, index)
         return Copied(store.join(self.url, name), bytes_, sent_bytes, clock.now_s() - began_s)
 
@@ -281,7 +333,7 @@ class Copies:
         if data is None:  # the store reported a conflict with a writer that then failed
             raise RetryableError(f"{place}/{MARK} is being written by another process", hint="copy it again")
         winner = copy_format.parse_mark(place, data)
-        theirs = self._index(name)
+        theirs = self.index(name)
         if theirs.same_files(index):
             return
         kept = {*theirs.sizes(), winner.index}

@@ -8,11 +8,12 @@ from typing import Any
 from smalti.base.errors import DataError
 from smalti.track.checkpoints import manifest
 from smalti.track.checkpoints.marks import BLESSED, VERIFIED, marked_at
-from smalti.track.checkpoints.names import size_bytes, step_of
+from smalti.track.checkpoints.names import folder_name, size_bytes, step_of
 from smalti.track.checkpoints.retention import roles
 from smalti.track.events import read_events
 from smalti.track.sinks.jsonl import read_metrics
 
+_KINDS = ("resumed", "checkpoint_saved", "checkpoint_copied", "checkpoint_deleted")
 _BLOCKED = ("ckpt/block_s", "ckpt/save_s")
 """Metrics of the time that a save stopped the training; the first that a run has."""
 
@@ -42,8 +43,10 @@ class CheckpointFacts:
     """Step of the checkpoint before it, from which it was trained; None: from the start of the run."""
     attempt: int | None
     """The attempt that saved it."""
+    here: bool
+    """The run folder has it; otherwise only copies remain."""
     locations: tuple[str, ...]
-    """Its folder, then the copies that were made of it."""
+    """Its folder, if it is there, then the copies that were made of it."""
 
     def to_json(self) -> dict[str, Any]:
         """Return a JSON object of all fields."""
@@ -51,11 +54,16 @@ class CheckpointFacts:
 
 
 def checkpoints(run: Path, events: Sequence[Mapping[str, Any]] | None = None) -> list[CheckpointFacts]:
-    """Return the complete checkpoints of a run folder, oldest first. events: those of the run, if they were read."""
+    """Return the complete checkpoints of a run folder, and those of which only copies remain, by step.
+
+    events: those of the run, if they were read. Copies are those of the events; no store is asked.
+    """
     history = _History(read_events(run) if events is None else events)
     folder = run / "checkpoints"
     blocked = _blocked(run)
-    return [_facts(folder / name, role, history, blocked) for name, role in reversed(roles(folder).items())]
+    role_of = roles(folder)
+    copied = {folder_name(step): () for step, urls in history.copies.items() if urls}
+    return [_facts(folder / name, role_of.get(name), history, blocked) for name in sorted({**copied, **role_of})]
 
 
 class _History:
@@ -66,14 +74,19 @@ class _History:
         self.parents: dict[int, int | None] = {}
         self.verified: dict[int, str | None] = {}
         self.copies: dict[int, list[str]] = {}
+        self.bytes: dict[int, Any] = {}
         newest: int | None = None
         attempt: Any = None
         for event in events:
             kind, step = event.get("event"), event.get("step")
-            if kind not in ("resumed", "checkpoint_saved", "checkpoint_copied") or not isinstance(step, int):
+            if kind not in _KINDS or not isinstance(step, int):
                 continue
             if kind == "checkpoint_copied":
                 self.copies.setdefault(step, []).append(str(event.get("url")))
+                self.bytes[step] = event.get("bytes")
+                continue
+            if kind == "checkpoint_deleted":
+                self.copies[step] = [url for url in self.copies.get(step, ()) if url != event.get("path")]
                 continue
             if event.get("attempt") != attempt:
                 newest, attempt = None, event.get("attempt")
@@ -86,25 +99,27 @@ class _History:
             newest = step
 
 
-def _facts(path: Path, role: Sequence[str], history: _History, blocked: Mapping[int, float]) -> CheckpointFacts:
-    step = step_of(path)
+def _facts(path: Path, role: Sequence[str] | None, history: _History, blocked: Mapping[int, float]) -> CheckpointFacts:
+    """Return the facts of a checkpoint; role: None where its folder is gone."""
+    step, here = step_of(path), role is not None
     saved = history.saved.get(step, {})
     verified = [time for time in (history.verified.get(step), marked_at(path, VERIFIED)) if time]
     return CheckpointFacts(
         step=step,
-        tokens=_tokens(path),
-        bytes=_bytes(path),
+        tokens=_tokens(path) if here else None,
+        bytes=_bytes(path) if here else history.bytes.get(step),
         block_s=blocked.get(step, saved.get("seconds")),
         saved=saved.get("time"),
         verified=max(verified, default=None),
         blessed=marked_at(path, BLESSED),
-        best="best" in role,
-        registered="registered" in role,
-        protected="protected" in role,
-        newest="newest" in role,
+        best="best" in (role or ()),
+        registered="registered" in (role or ()),
+        protected="protected" in (role or ()),
+        newest="newest" in (role or ()),
         parent=history.parents.get(step),
         attempt=saved.get("attempt"),
-        locations=(str(path), *dict.fromkeys(history.copies.get(step, ()))),
+        here=here,
+        locations=(*([str(path)] if here else []), *dict.fromkeys(history.copies.get(step, ()))),
     )
 
 

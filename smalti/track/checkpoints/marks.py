@@ -51,3 +51,8 @@ def registered_in(registry: Path) -> str:
 def is_registered(path: str | Path) -> bool:
     """Return whether any registry has the checkpoint at ``path``."""
     return any(Path(path).glob(f"{REGISTERED}-*"))
+
+
+def is_mark(name: str) -> bool:
+    """Return whether a file of a checkpoint is a mark."""
+    return name in (BLESSED, PROTECTED, VERIFIED) or name.startswith(f"{REGISTERED}-")

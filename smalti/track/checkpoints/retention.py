@@ -76,21 +76,22 @@ def prune(folder: Path, step: int, keep: Keep | int) -> None:
     """
     keep = keep if isinstance(keep, Keep) else Keep(keep)
     names = [name for name in complete(folder) if step_of(name) <= step]
-    kept, role_of = _kept(folder, names, keep), roles(folder)
+    kept = kept_names(names, keep, lambda name: is_marked(folder / name, BLESSED))
+    role_of = roles(folder)
     for name in reversed(names):
         if name not in kept and not {"best", "registered", "protected"} & set(role_of[name]):
             delete(folder / name)
             keep.report(step=step_of(name), path=str(folder / name), reason="train.checkpoint.keep")
 
 
-def _kept(folder: Path, names: Sequence[str], keep: Keep) -> set[str]:
+def kept_names(names: Sequence[str], keep: Keep, is_blessed: Callable[[str], bool]) -> set[str]:
     """Return the names that ``keep`` asks for, of ``names`` (newest first)."""
     kept = set(names[: keep.last])
     if keep.interval is not None:
         first = {keep.interval(step_of(name)): name for name in names}  # the oldest of each interval is set last
         kept |= {name for number, name in first.items() if number > 0}
     if keep.blessed:
-        blessed = [name for name in names if is_marked(folder / name, BLESSED)]
+        blessed = [name for name in names if is_blessed(name)]
         kept |= set(blessed[: keep.blessed])
         kept |= set(names[: names.index(blessed[0])][-1:] if blessed else names[-1:])
     return kept

@@ -67,10 +67,41 @@ def test_protection_and_deletion(work: Path) -> None:
     assert rm("150", "300", "--yes")[0] == 0
     assert steps_in(folder(work)) == [450]
     assert rm("newest", "--yes", "--force")[0] == 0
-    assert run_cli(work, "runs", "checkpoints", "demo").stdout == "no checkpoint in runs/demo/checkpoints\n"
+    assert run_cli(work, "runs", "checkpoints", "demo").stdout == "no checkpoint in runs/demo\n"
 
 
 def test_a_copy_is_printed(work: Path) -> None:
     done = run_cli(work, "runs", "checkpoints", "copy", "demo", "newest", "copies")
     assert (done.returncode, done.stdout) == (0, "copies/step-00000450\n"), done.stderr
     assert "copy of 450: copies/step-00000450" in run_cli(work, "runs", "checkpoints", "demo").stdout
+
+
+def test_a_url_is_the_place_of_copies(work: Path) -> None:
+    (work / "store").mkdir()
+    url = f"file://{work}/store/demo"
+    for step in ("150", "300", "450"):
+        assert run_cli(work, "runs", "checkpoints", "copy", "demo", step, url).returncode == 0
+    assert run_cli(work, "runs", "checkpoints", "rm", "demo", "150", "--yes").returncode == 0
+    for command in (("runs", "checkpoints", "demo"), ("runs", "show", "demo")):
+        text = run_cli(work, *command).stdout
+        assert f"copy of 150: {url}/step-00000150" in text, "the only copy is shown too"
+    [first, *_] = json.loads(run_cli(work, "runs", "checkpoints", "demo", "--json").stdout)
+    assert (first["step"], first["here"], first["locations"]) == (150, False, [f"{url}/step-00000150"])
+
+    done = run_cli(work, "runs", "checkpoints", url)
+    assert done.returncode == 0, done.stderr
+    assert [line.split()[0] for line in done.stdout.splitlines()[1:4]] == ["150", "300", "450"]
+    assert run_cli(work, "runs", "checkpoints", "verify", url).returncode == 0
+    done = run_cli(work, "runs", "checkpoints", "copy", url, "150", str(folder(work)))
+    assert done.returncode == 0, done.stderr
+    assert steps_in(folder(work)) == [150, 300, 450]
+    assert run_cli(work, "runs", "checkpoints", "verify", "demo", "150").returncode == 0
+    assert run_cli(work, "runs", "checkpoints", "keep", url, "150").returncode == 0
+    assert run_cli(work, "runs", "checkpoints", "rm", url, "150", "--yes").returncode == 2
+    assert "would delete step-00000300" in run_cli(work, "runs", "checkpoints", "rm", url, "300", "--dry-run").stdout
+    assert run_cli(work, "runs", "checkpoints", "rm", url, "300", "--yes").returncode == 0
+    part = next((work / "store/demo/step-00000150").rglob("*distcp*"))
+    part.write_bytes(b"x")
+    done = run_cli(work, "runs", "checkpoints", "verify", url)
+    assert done.returncode == 3
+    assert "1 of 2 checkpoints are damaged" in done.stderr

@@ -1,0 +1,173 @@
+"""The checkpoints that a command works on: those of a run folder, or the copies in an object store.
+
+open_place("runs/demo")   open_place("s3://bucket/runs/demo")   ->  facts, named, verify, protect, remove, copy
+"""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Protocol
+
+from smalti.base import store
+from smalti.base.disk import writing
+from smalti.base.errors import UserError
+from smalti.base.objects import Requests
+from smalti.track import checkpoint_commands as commands
+from smalti.track.checkpoint_commands import Progress
+from smalti.track.checkpoints.copies import Copies
+from smalti.track.checkpoints.copy_retention import roles
+from smalti.track.checkpoints.facts import CheckpointFacts, checkpoints
+from smalti.track.checkpoints.marks import BLESSED, PROTECTED, mark, unmark
+from smalti.track.checkpoints.names import step_of
+from smalti.track.checkpoints.retention import stored_bytes
+from smalti.track.run import RunFolder
+
+
+class Place(Protocol):
+    """Checkpoints by their names, ``step-00001000``. Every method raises UserError where one cannot be done."""
+
+    url: str
+
+    def facts(self) -> list[CheckpointFacts]:
+        """Return what is known of each complete checkpoint, oldest first."""
+
+    def named(self, steps: Sequence[str]) -> list[str]:
+        """Return the names that these steps mean; all, oldest first, without a step."""
+
+    def verify(self, name: str, progress: Progress) -> str | None:
+        """Return why a checkpoint is damaged; None where every byte matches its digest."""
+
+    def protect(self, name: str, *, off: bool) -> None:
+        """Protect a checkpoint from deletion, or end that."""
+
+    def check_deletable(self, names: Sequence[str], *, force: bool) -> None:
+        """Raise UserError where one of them may not be deleted."""
+
+    def n_bytes(self, name: str) -> int:
+        """Return the size of a checkpoint."""
+
+    def remove(self, names: Sequence[str], *, force: bool) -> None:
+        """Delete checkpoints. Raises UserError as ``check_deletable``."""
+
+    def copy(self, name: str, target: str, progress: Progress) -> str:
+        """Copy a checkpoint to a folder or a store, verified, and return the place of the copy."""
+
+
+def open_place(run: str) -> Place:
+    """Return the checkpoints of a run folder (or its name in ``runs/``), or the copies at a URL."""
+    return OfRun(RunFolder.read(run).path) if store.is_local(run) else OfStore(run)
+
+
+class OfRun:
+    """The checkpoints of a run folder."""
+
+    def __init__(self, run: Path) -> None:
+        self.url = str(run)
+        self._run = run
+
+    def facts(self) -> list[CheckpointFacts]:
+        """Return what the folder, events and metrics say."""
+        return checkpoints(self._run)
+
+    def named(self, steps: Sequence[str]) -> list[str]:
+        """Return names by number, ``newest``, ``best`` or ``blessed``."""
+        return [path.name for path in commands.named(self._run, steps)]
+
+    def verify(self, name: str, progress: Progress) -> str | None:
+        """Read all files, and mark the checkpoint as verified."""
+        return commands.verify(self._path(name), progress)
+
+    def protect(self, name: str, *, off: bool) -> None:
+        """Write or remove the mark."""
+        with writing(self._path(name)):
+            (unmark if off else mark)(self._path(name), PROTECTED)
+
+    def check_deletable(self, names: Sequence[str], *, force: bool) -> None:
+        """Raise UserError also for those that a run which is training may need."""
+        commands.check_deletable(self._run, [self._path(name) for name in names], force=force)
+
+    def n_bytes(self, name: str) -> int:
+        """Return the size of all files."""
+        return stored_bytes(self._path(name))
+
+    def remove(self, names: Sequence[str], *, force: bool) -> None:
+        """Delete checkpoints; no training can start in the folder meanwhile."""
+        commands.remove(self._run, [self._path(name) for name in names], force=force)
+
+    def copy(self, name: str, target: str, progress: Progress) -> str:
+        """Copy a checkpoint, and write an event."""
+        return commands.copy(self._run, self._path(name), target, progress)
+
+    def _path(self, name: str) -> Path:
+        return self._run / "checkpoints" / name
+
+
+class OfStore:
+    """The copies below the URL of a run: ``s3://bucket/runs/demo``. A store that fails raises, and is never empty."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+        self._copies = Copies(url, Requests())
+
+    def facts(self) -> list[CheckpointFacts]:
+        """Return steps, sizes and marks: one small read and one listing for each copy."""
+
+        def of(name: str, role: Sequence[str]) -> CheckpointFacts:
+            kept_as = {each: each in role for each in ("newest", "registered", "protected")}
+            return CheckpointFacts(
+                step=step_of(name), tokens=None, bytes=self.n_bytes(name), block_s=None, saved=None, verified=None,
+                blessed="yes" if "blessed" in role else None, best=False, parent=None, attempt=None,
+                here=False, locations=(store.join(self.url, name),), **kept_as,
+            )  # fmt: skip
+
+        return [of(name, role) for name, role in reversed(roles(self._copies).items())]
+
+    def named(self, steps: Sequence[str]) -> list[str]:
+        """Return names by number, ``newest`` or ``blessed``."""
+        names = self._copies.complete()
+        words = {"newest": next(iter(names), None)}
+        if "blessed" in steps:
+            words["blessed"] = next((name for name in names if BLESSED in self._copies.marks(name)), None)
+        return commands.steps_named(self.url, names, words, steps, f"smalti runs checkpoints {self.url}")
+
+    def verify(self, name: str, progress: Progress) -> str | None:
+        """Read all parts."""
+        return self._copies.fault(name, self._reading(name, progress))
+
+    def protect(self, name: str, *, off: bool) -> None:
+        """Write or delete the mark."""
+        self._copies.mark(name, PROTECTED, off=off)
+
+    def check_deletable(self, names: Sequence[str], *, force: bool) -> None:
+        """Raise UserError for the newest, newest blessed, registered and protected ones, without ``force``."""
+        role_of = roles(self._copies)
+        for name in names:
+            if not force:
+                commands.require_free(store.join(self.url, name), role_of[name])
+
+    def n_bytes(self, name: str) -> int:
+        """Return the size of the checkpoint."""
+        return sum(file.bytes for file in self._copies.index(name).files)
+
+    def remove(self, names: Sequence[str], *, force: bool) -> None:
+        """Delete copies."""
+        self.check_deletable(names, force=force)
+        for name in names:
+            self._copies.remove(name)
+
+    def copy(self, name: str, target: str, progress: Progress) -> str:
+        """Copy to a folder, which gets the checkpoint as a run has it, or to another store."""
+        if not store.is_local(target):
+            return Copies(target, Requests()).receive(self._copies, name, self._reading(name, progress)).url
+        if (Path(target) / name).exists():
+            raise UserError(f"{Path(target) / name} exists", hint="name another folder, or delete that one first")
+        return str(self._copies.fetch(step_of(name), target))
+
+    def _reading(self, name: str, progress: Progress) -> Callable[[int], None]:
+        total, done = self.n_bytes(name), 0
+
+        def read(n_bytes: int) -> None:
+            nonlocal done
+            done += n_bytes
+            progress(name, done, total)
+
+        return read
