@@ -9,6 +9,15 @@ import typer
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
 
+_Url = Annotated[
+    str | None,
+    typer.Option("--from", metavar="URL", help="The run's copies in a store (s3://bucket/runs/NAME), read in parts."),
+]
+_Average = Annotated[
+    str | None, typer.Option(metavar="last:N", help="The mean of the weights of this checkpoint and those before.")
+]
+
+
 class Dtype(StrEnum):
     """Number format of the weights."""
 
@@ -28,10 +37,9 @@ def export(
         typer.Option(help="Step of the checkpoint; absent: the best of train.checkpoint.best, else the newest."),
     ] = None,
     output: Annotated[Path | None, typer.Option(help="Folder to write; absent: RUN/export.")] = None,
+    url: _Url = None,
     dtype: Annotated[Dtype, typer.Option(help="Number format of the weights.")] = Dtype.FP32,
-    average: Annotated[
-        str | None, typer.Option(metavar="last:N", help="The mean of the weights of this checkpoint and those before.")
-    ] = None,
+    average: _Average = None,
     ema: Annotated[bool, typer.Option("--ema", help="The moving average of the weights (train.ema).")] = False,
     merge: Annotated[
         bool, typer.Option("--merge", help="Of a run that trained adapters: the whole model, with them merged.")
@@ -62,7 +70,7 @@ def export(
     if verify:
         need("verify", "smalti export --verify", "transformers")
     _check_name(name, register)
-    run_folder, step, checkpoints = _source(run, step)
+    run_folder, step, checkpoints = _source(run, step, url)
     form: Any = {"dtype": dtype.value, "merge": merge, "average": average, "ema": ema}
     folder = exporter.export(run_folder, step=step, output=output, checkpoints=checkpoints, **form)
     record = store.read_json(store.join(folder, RECORD))
@@ -115,15 +123,22 @@ def _next(folder: str, record: dict[str, Any], run: Path, *, is_inside: bool) ->
     return f"smalti chat {run if is_inside else folder}"
 
 
-def _source(run: str, step: int | None) -> tuple[Path, int | None, Path | None]:
-    """Return the run folder, step and folder of checkpoints that RUN means; None: those of the run."""
+def _source(run: str, step: int | None, url: str | None) -> tuple[Path, int | None, Path | str | None]:
+    """Return the run folder, step and place of checkpoints that RUN and --from mean; None: those of the run."""
+    from smalti.base import store
     from smalti.base.errors import UserError
     from smalti.track.registry.reference import is_reference
     from smalti.track.registry.versions import resolve as resolve_reference
     from smalti.track.run import resolve
 
+    if url is not None and (is_reference(run) or store.is_local(url)):
+        raise UserError(
+            f"--from {url} with {run}",
+            allowed="--from URL of an object store, with a run",
+            hint="smalti export RUN --from s3://bucket/runs/NAME",
+        )
     if not is_reference(run):
-        return resolve(run), step, None
+        return resolve(run), step, url
     version = resolve_reference(run)
     if version.kind != "checkpoint" or version.run_folder is None:
         raise UserError(

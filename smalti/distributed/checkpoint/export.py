@@ -17,12 +17,13 @@ from smalti import __version__
 from smalti.base import clock, store
 from smalti.base.disk import writing
 from smalti.base.errors import DataError, SmaltiError, UserError, missing_extra
-from smalti.config.load import load
+from smalti.config.load import load, load_text
 from smalti.config.model import ModelConfig
 from smalti.config.run import RunConfig
 from smalti.data.tokenizer.encode import load_tokenizer
 from smalti.distributed.checkpoint import card, checkpoint
 from smalti.distributed.checkpoint.average import AveragedModel, checkpoints_to_average
+from smalti.distributed.checkpoint.copied import CopiedModel
 from smalti.distributed.checkpoint.export_adapter import merge_errors, merged_weights, probe_ids, write_adapter
 from smalti.model.dtypes import DTYPES
 from smalti.model.huggingface import FAMILIES, load_folder, open_folder, save_folder
@@ -48,8 +49,9 @@ def export(
     """Write a checkpoint of a run to ``output``, default ``RUN/export``: that of ``step``, else the best of
     ``train.checkpoint.best``, else the newest complete one.
 
-    ``checkpoints``: the folder that has it, default ``RUN/checkpoints``. ``average``: ``last:5`` for the mean of the
-    weights of that checkpoint and the four before it. ``ema``: the moving average of its weights (``train.ema``).
+    ``checkpoints``: the folder that has it, default ``RUN/checkpoints``, or the URL of the run's copies, whose parts
+    are read one after another and not written to a disk. ``average``: ``last:5`` for the mean of the weights of that
+    checkpoint and the four before it. ``ema``: the moving average of its weights (``train.ema``).
 
     Return the folder. It appears complete or not at all, and replaces an older one; before that, config and weights are
     read back and must be equal to the bit. The model is never whole in memory. Of a run that trained adapters these
@@ -61,8 +63,11 @@ def export(
     if dtype not in _DTYPES:
         raise UserError(f"dtype={dtype} is not known", allowed=", ".join(_DTYPES))
     config = load(RunConfig, str(run)).config
+    copied = None
+    if checkpoints is not None and not store.is_local(checkpoints):
+        copied = _copied(str(checkpoints), config, step, average, ema=ema)
     folder = run / "checkpoints" if checkpoints is None else Path(checkpoints)
-    source = _checkpoint(run, step, folder)
+    source = folder_name(copied.step) if copied else _checkpoint(run, step, folder)
     if config.adapter is not None and average is not None:
         raise UserError(f"--average has no effect on adapters, and the run {run} trained them", hint="leave it out")
     if ema and (config.train.ema is None or average is not None):
@@ -84,16 +89,46 @@ def export(
         )
     averaged = checkpoints_to_average(folder, average, step_of(source)) if average is not None else []
     with writing(final):
-        _write(final, run, config, source, tokenizer.eod_id, dtype, averaged, ema=ema)
+        weights = copied or _weights(run, config, source, averaged, ema=ema)
+        _write(final, run, config, source, weights, tokenizer.eod_id, dtype, averaged, ema=ema)
     return str(final)
 
 
-def _write(
-    final: Path, run: Path, config: RunConfig, source: str, eod_id: int, dtype: str, averaged: list[str], *, ema: bool
-) -> None:
-    weights: Mapping[str, Tensor] = AveragedModel(averaged) if averaged else checkpoint.StoredModel(source, ema=ema)
+def _weights(run: Path, config: RunConfig, source: str, averaged: list[str], *, ema: bool) -> Mapping[str, Tensor]:
     if config.adapter is not None:
-        weights = merged_weights(run, config, source)
+        return merged_weights(run, config, source)
+    return AveragedModel(averaged) if averaged else checkpoint.StoredModel(source, ema=ema)
+
+
+def _copied(url: str, config: RunConfig, step: int | None, average: str | None, *, ema: bool) -> CopiedModel:
+    """Return the weights in a copy of the run; raises UserError for what a store cannot give, or another run."""
+    if config.adapter is not None or average is not None:
+        what = "adapters are" if config.adapter is not None else "an average is"
+        raise UserError(
+            f"{what} not exported from {url}",
+            allowed="the weights of one checkpoint of a run that trained all weights",
+            hint=f"smalti runs checkpoints copy {url} STEP RUN/checkpoints",
+        )
+    copied = CopiedModel.open(url, step, ema=ema)
+    if copied.config is not None:
+        model = load_text(RunConfig, copied.config, f"{copied.place}/config.yaml").config.model
+        if model != config.model:
+            raise DataError(f"{copied.place} is of another run: its model section is not that of {config.name}")
+    return copied
+
+
+def _write(
+    final: Path,
+    run: Path,
+    config: RunConfig,
+    source: str,
+    weights: Mapping[str, Tensor],
+    eod_id: int,
+    dtype: str,
+    averaged: list[str],
+    *,
+    ema: bool,
+) -> None:
     temporary = final.with_name(f".{final.name}.{os.getpid()}.tmp")
     try:
         shutil.copytree(run / "tokenizer", temporary)

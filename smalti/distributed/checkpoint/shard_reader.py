@@ -6,6 +6,7 @@ folder.
 """
 
 import io
+import json
 import os
 import pickle
 from collections.abc import Mapping
@@ -135,21 +136,22 @@ class ShardReader(dcp.FileSystemReader):
     @cached_property
     def _metadata(self) -> Metadata:
         if store.exists(Path(self.path) / INDEX):
-            return _read_index(Path(self.path) / INDEX)
+            path = Path(self.path) / INDEX
+            return parse_index(store.read_bytes(path), str(path))
         metadata = _read_pickle(Path(self.path) / ".metadata")
         for info in metadata.storage_data.values():
             _check_inside(self.path, info.relative_path)
         return metadata
 
 
-def _read_index(path: Path) -> Metadata:
-    """Return the content of ``index.json`` as DCP's load plan needs it."""
+def parse_index(data: bytes, path: str) -> Metadata:
+    """Return the content of ``index.json`` as DCP's load plan needs it. Raises DataError, which names ``path``."""
     tensors: dict[str, Any] = {}
     places: dict[MetadataIndex, Place] = {}
     try:
-        content = store.read_json(path)
+        content = json.loads(data)
         for file in content["files"]:
-            _check_inside(path.parent, file)
+            _check_inside(path.rpartition("/")[0], file)
         for name, tensor in content["tensors"].items():
             dtype = NAMES[tensor["dtype"]]
             chunks = []
@@ -161,7 +163,7 @@ def _read_index(path: Path) -> Metadata:
             tensors[name] = TensorStorageMetadata(TensorProperties(dtype=dtype), size, chunks)
     except (KeyError, TypeError, ValueError, IndexError) as error:
         raise DataError(f"{path} is not valid: {type(error).__name__}: {error}") from error
-    return Metadata(tensors, storage_data=places, storage_meta=StorageMeta(checkpoint_id=str(path.parent)))
+    return Metadata(tensors, storage_data=places, storage_meta=StorageMeta(checkpoint_id=path.rpartition("/")[0]))
 
 
 def _read_pickle(path: Path) -> Metadata:
