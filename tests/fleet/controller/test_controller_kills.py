@@ -133,4 +133,4 @@ def test_twenty_runs_and_a_controller_that_is_killed_at_random_instants(
         killed += kill_and_finish(queue, min(ROUND_KILLS, kills - killed), random.Random(queues))
         check(queue)
         queues += 1
-    record("fleet_queue", {"kills": killed, "queues": queues, "runs": 20 * queues})
+    record("controller_kills", {"kills": killed, "queues": queues, "runs": 20 * queues})
