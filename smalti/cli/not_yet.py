@@ -7,7 +7,6 @@ NOT_YET = {
     "quantize": "smalti serve MODEL --dtype bf16 halves the weights",
     "fleet check": "smalti env prints versions, machine and devices; smalti plan time --measure measures them",
     "fleet cordon": None,
-    "fleet report": "smalti fleet ls and events ID list what failed; smalti runs report RUN a run's goodput",
     "console": "smalti runs report RUN writes a run's page; smalti runs ls lists the runs",
     "plan ladder": "smalti plan budget gives parameters and tokens by published laws",
     "plan fit": "smalti plan budget gives parameters and tokens by published laws",

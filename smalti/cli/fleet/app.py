@@ -192,6 +192,18 @@ def events(run: _Id, as_json: Json = False) -> None:
     )
 
 
+@app.command(epilog="Example: smalti fleet report")
+def report(as_json: Json = False) -> None:
+    """Sum up all runs: faults by cause with the time that they cost, how attempts ended, time trained and waited."""
+    from smalti.cli.fleet.report import text, to_json
+    from smalti.cli.tables import print_json
+    from smalti.fleet import report as of_fleet
+
+    _ensure()
+    read = of_fleet.read()
+    print_json(to_json(read)) if as_json else print(text(read))
+
+
 @app.command(epilog="Example: smalti fleet controller")
 def controller() -> None:
     """Run the queue's controller in the foreground; it ends when every run has.

@@ -1,0 +1,113 @@
+"""What went wrong in the runs of the queue, by cause, and its cost. Read from the database and the run folders."""
+
+import sqlite3
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from smalti.base import clock, database
+from smalti.fleet.queue import runs
+from smalti.fleet.queue.runs import Run
+from smalti.track.events import read_events
+from smalti.track.goodput import ledger, read_history
+
+_WAITING = ("QUEUED", "RECOVERING")
+"""States in which a run could train if the machine had room; a dependency (PENDING) is its own wish."""
+
+
+@dataclass(frozen=True)
+class FaultCount:
+    """The faults of one cause inside of runs, whether ``smalti train`` or the queue restarted them."""
+
+    cause: str
+    """As in train.restart, ``oom``; ``unknown`` where the whole command was killed and recorded none."""
+    count: int
+    lost_s: float
+    """Work that was done again."""
+    restart_s: float
+    """Detection, and until the ranks trained again, without time between two commands."""
+
+
+@dataclass(frozen=True)
+class FleetReport:
+    """Sums over all runs of the queue; times are of runs, not multiplied by their cores or GPUs, unless they say so."""
+
+    states: dict[str, int]
+    ran_s: float
+    device_s: float
+    """Time x cores or GPUs."""
+    waited_s: float
+    ends: dict[str, int]
+    """Cause -> attempts that ended so: done, preempted, user, fault ..."""
+    faults: tuple[FaultCount, ...]
+    """The most costly cause first."""
+
+    @property
+    def scheduling_frac(self) -> float | None:
+        """Scheduling goodput: the share of time that runs trained, of the time that they could have."""
+        total_s = self.ran_s + self.waited_s
+        return self.ran_s / total_s if total_s else None
+
+    @property
+    def device_mtbf_s(self) -> float | None:
+        """Time x cores or GPUs for each fault; None without one."""
+        count = sum(fault.count for fault in self.faults)
+        return self.device_s / count if count else None
+
+
+def read(now_s: float | None = None) -> FleetReport:
+    """Return the report of all runs, up to the present."""
+    now_s = clock.wall_s() if now_s is None else now_s
+    with database.transaction(write=False) as db:
+        launched = runs.select(db)
+        ran_s = {run.number: _ran_s(db, run, now_s) for run in launched}
+        events = {run.number: runs.events(db, run.number) for run in launched}
+    return FleetReport(
+        states=dict(Counter(run.state for run in launched)),
+        ran_s=sum(ran_s.values()),
+        device_s=sum(ran_s[run.number] * max(run.cores, run.gpus) for run in launched),
+        waited_s=sum(_waited_s(events[run.number], now_s) for run in launched),
+        ends=dict(Counter(cause for run in launched for cause in _ends(events[run.number])).most_common()),
+        faults=_faults({run.folder for run in launched if run.folder is not None}, now_s),
+    )
+
+
+def _ran_s(db: sqlite3.Connection, run: Run, now_s: float) -> float:
+    return sum(attempt.duration_s(now_s) for attempt in runs.attempts(db, run.number))
+
+
+def _waited_s(events: Sequence[Mapping[str, Any]], now_s: float) -> float:
+    """Return the time that a run waited for room, from its events."""
+    starts_s = [clock.seconds_of(event["time"]) or now_s for event in events]
+    spans = zip(events, starts_s, [*starts_s[1:], now_s], strict=True)
+    return sum(max(0.0, end_s - start_s) for event, start_s, end_s in spans if event["state"] in _WAITING)
+
+
+def _ends(events: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return the causes of the ends of a run's attempts."""
+    after = ("RECOVERING", "COMPLETED", "FAILED", "STOPPED", "QUEUED")
+    return [event["cause"] for event in events if event["attempt"] is not None and event["state"] in after]
+
+
+def _faults(folders: set[str], now_s: float) -> tuple[FaultCount, ...]:
+    """Return the faults in run folders, each folder once although several launches may have trained in it."""
+    totals: dict[str, FaultCount] = {}
+    for folder in sorted(folders):
+        result = ledger(read_history(folder, now_s)) if Path(folder, "config.yaml").is_file() else None
+        if result is None:
+            continue
+        causes = {
+            event["attempt"]: event.get("cause") for event in read_events(folder) if event["event"] == "attempt_ended"
+        }
+        for each in result.interruptions:
+            cause = causes.get(each.attempt) or "unknown"
+            before = totals.get(cause, FaultCount(cause, 0, 0.0, 0.0))
+            totals[cause] = FaultCount(
+                cause,
+                before.count + 1,
+                before.lost_s + each.lost_s,
+                before.restart_s + each.detect_s + each.restart_s,
+            )
+    return tuple(sorted(totals.values(), key=lambda fault: (-fault.lost_s - fault.restart_s, fault.cause)))
