@@ -18,6 +18,11 @@ def checkpoint_bytes(config: RunConfig) -> int:
     return memory_per_rank(config, layout=Layout(), device="cpu").staging_bytes
 
 
+def staging_bytes(config: RunConfig) -> int:
+    """Return the host memory of a rank's copy, from which a checkpoint is written."""
+    return memory_per_rank(config, device="cpu").staging_bytes
+
+
 def blocked_s(config: RunConfig, machine: Hardware, step: StepTime, *, on_gpu: bool) -> float | None:
     """Return the seconds that a save blocks training; None where the bandwidth of the copy is not known.
 

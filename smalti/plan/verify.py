@@ -43,13 +43,14 @@ def verify(
     tokens_learned: float | None = None,
     checkpoint_bytes: float | None = None,
     checkpoint_blocked_s: float | None = None,
+    checkpoint_staging_bytes: float | None = None,
 ) -> list[Comparison]:
     """Compare ``config``'s plan with what its run logged.
 
     ``machine``: a rank's device; None: no times are predicted. ``peak_flops_per_s``: the peak of all ranks that the run
     recorded (published on CUDA, measured on CPU), on which both MFUs are based. ``tokens_per_s``: throughput of the
-    logged steps, in order; medians leave the first tenth out. ``checkpoint_bytes``, ``checkpoint_blocked_s``: of the
-    last save. Raises DataError without a logged step.
+    logged steps, in order; medians leave the first tenth out. ``checkpoint_bytes``, ``checkpoint_blocked_s``,
+    ``checkpoint_staging_bytes``: of the last save. Raises DataError without a logged step.
     """
     if not tokens_per_s:
         raise DataError("the run has not logged its throughput yet", hint="let it run for a few steps")
@@ -70,6 +71,7 @@ def verify(
         Comparison("tokens", float(plan.tokens), tokens_learned),
         Comparison("checkpoint_bytes", float(cost.checkpoint_bytes(config)), checkpoint_bytes),
         Comparison("checkpoint_blocked_s", _blocked_s(config, machine, plan), checkpoint_blocked_s),
+        Comparison("checkpoint_staging_bytes", float(cost.staging_bytes(config)), checkpoint_staging_bytes),
     ]
 
 

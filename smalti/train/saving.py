@@ -93,6 +93,7 @@ class Saving:
         self._blocked_s, self._save_s = save.blocked_s, save.seconds
         self._report_interval(save.step)
         n_bytes = {"ckpt/bytes": size_bytes(save.path)} if job.is_first else {}
+        n_bytes["ckpt/staging_bytes"] = save.staging_bytes
         job.recorder.write(save.step, {"ckpt/save_s": save.seconds, "ckpt/block_s": save.blocked_s, **n_bytes})
         times = {"seconds": round(save.seconds, 3), "blocked_s": round(save.blocked_s, 3)}
         if self._trained_s is not None:

@@ -91,9 +91,13 @@ def test_verify_compares_medians_after_the_start() -> None:
 
 def test_verify_compares_checkpoints() -> None:
     config = example_config()
-    found = verified(tokens_per_s=[10.0], checkpoint_bytes=20e6, checkpoint_blocked_s=0.01)
+    found = verified(
+        tokens_per_s=[10.0], checkpoint_bytes=20e6, checkpoint_blocked_s=0.01, checkpoint_staging_bytes=1e6
+    )
     assert found["checkpoint_bytes"].predicted == 3 * 4 * count(config.model).total
     assert found["checkpoint_bytes"].measured == 20e6
+    assert found["checkpoint_staging_bytes"].predicted == found["checkpoint_bytes"].predicted, "one rank writes all"
+    assert found["checkpoint_staging_bytes"].measured == 1e6
     assert found["checkpoint_blocked_s"].predicted == 0, "the copy of 20 MB is hidden behind the passes"
     slow = machine().model_copy(update={"memory_bytes_per_s": 1e6})
     assert (verified(tokens_per_s=[10.0], machine=slow)["checkpoint_blocked_s"].predicted or 0) > 0
@@ -102,7 +106,9 @@ def test_verify_compares_checkpoints() -> None:
 def test_verify_without_a_device_predicts_no_time() -> None:
     found = verified(machine=None, tokens_per_s=[10.0])
     assert {
-        name: one.predicted for name, one in found.items() if name not in ("tokens", "checkpoint_bytes")
+        name: one.predicted
+        for name, one in found.items()
+        if name not in ("tokens", "checkpoint_bytes", "checkpoint_staging_bytes")
     } == dict.fromkeys(("step_s", "tokens_per_s", "mfu_frac", "train_s", "checkpoint_blocked_s"))
 
 

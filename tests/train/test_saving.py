@@ -10,8 +10,10 @@ import toy_run
 
 from smalti.base.errors import UserError
 from smalti.config.durations import RunLength
+from smalti.cost import checkpoint as cost
 from smalti.distributed.checkpoint import saver
 from smalti.track.checkpoints.names import complete
+from smalti.track.run import RunFolder
 from smalti.train import Hook, build, fit
 from smalti.train.cadence import Cadence
 from smalti.train.loop import Job
@@ -44,6 +46,10 @@ def test_steps_continue_while_a_checkpoint_is_written(tmp_path: Path, monkeypatc
     saved = [event for event in events if event["event"] == "checkpoint_saved"]
     assert [event["step"] for event in saved] == [5, 10, 12]
     assert saved[0]["blocked_s"] < saved[0]["seconds"]
+    metrics = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    staged = [row["ckpt/staging_bytes"] for row in metrics if "ckpt/staging_bytes" in row]
+    assert len(set(staged)) == 1
+    assert staged[0] == pytest.approx(cost.staging_bytes(RunFolder.read(folder).config()), rel=0.02), "as planned"
     assert complete(folder / "checkpoints") == ["step-00000012", "step-00000010", "step-00000005"]
 
 

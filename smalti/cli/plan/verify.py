@@ -47,6 +47,7 @@ def verify(
         tokens_learned=record.last("time/token"),
         checkpoint_bytes=record.last("ckpt/bytes"),
         checkpoint_blocked_s=record.last("ckpt/block_s"),
+        checkpoint_staging_bytes=record.last("ckpt/staging_bytes"),
     )
     if as_json:
         print_json({"name": config.name, "comparisons": [comparison.to_json() for comparison in comparisons]})

@@ -155,6 +155,7 @@ def _plan(run: RunRecord) -> tuple[list[dict[str, Any]], str | None]:
         tokens_learned=run.last("time/token"),
         checkpoint_bytes=run.last("ckpt/bytes"),
         checkpoint_blocked_s=run.last("ckpt/block_s"),
+        checkpoint_staging_bytes=run.last("ckpt/staging_bytes"),
     )
     return [comparison.to_json() for comparison in comparisons if comparison.ratio is not None], None
 

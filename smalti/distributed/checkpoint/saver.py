@@ -46,6 +46,8 @@ class Save:
     """Time that the training thread has waited for it."""
     seconds: float = 0.0
     """Time from the start until it was complete or had failed."""
+    staging_bytes: int = 0
+    """Host memory of this rank's copy."""
     failure: str | None = None
     """Why it has failed, the same text on every rank."""
 
@@ -99,7 +101,7 @@ class Saver:
         began_s = clock.now_s()
         copy = self._prepare(tensors)
         copy.start(tensors)
-        self._save = Save(step, str(self._folder / folder_name(step)))
+        self._save = Save(step, str(self._folder / folder_name(step)), staging_bytes=copy.n_bytes)
         arguments = (self._save, copy, dict(train_state), keep, began_s)
         self._thread = threading.Thread(target=self._run, args=arguments, name="checkpoint", daemon=True)
         self._thread.start()

@@ -32,6 +32,11 @@ class HostCopy:
         self._thread: threading.Thread | None = None
         self._failure: Exception | None = None
 
+    @property
+    def n_bytes(self) -> int:
+        """Return the size of its memory."""
+        return self._memory.nbytes
+
     def start(self, tensors: Mapping[str, Tensor]) -> None:
         """Begin to copy; no tensor may change until ``wait`` has returned."""
         sources = [_local(tensors, part) for part in self._shard.parts]

@@ -1,6 +1,7 @@
 """Saves while training continues: what is saved is the state at the start, whatever changes while it is written."""
 
 import json
+import subprocess
 import tarfile
 import threading
 from pathlib import Path
@@ -15,6 +16,7 @@ from safetensors.torch import load_file
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor, init_device_mesh
 
 from smalti.base import clock
+from smalti.base.errors import RetryableError
 from smalti.config.load import from_dict
 from smalti.config.run import JobConfig
 from smalti.distributed.checkpoint import checkpoint
@@ -96,6 +98,21 @@ def _save_that_fails(rank: int, folder: Path) -> str | None:
 def test_any_error_of_a_rank_is_reported_on_all(tmp_path: Path) -> None:
     assert run_ranks(2, _save_that_fails, tmp_path, timeout_s=60) == ["KeyError: 'no such key'"] * 2
     assert not list(tmp_path.iterdir())
+
+
+def test_a_read_only_disk_is_named_and_the_checkpoint_before_remains(tmp_path: Path) -> None:
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", disk], capture_output=True).returncode:
+        pytest.skip("may not mount a file system here")
+    try:
+        before = saving.save(disk / "checkpoints", 1, _clone(OF_EVERY_KIND), {"step": 1}, keep=1)
+        subprocess.run(["mount", "-o", "remount,ro", disk], check=True)
+        with pytest.raises(RetryableError, match=r"step-00000002 could not be saved: .*Read-only file system"):
+            saving.save(disk / "checkpoints", 2, _clone(OF_EVERY_KIND), {"step": 2}, keep=1)
+        assert checkpoint.newest(disk / "checkpoints") == before
+    finally:
+        subprocess.run(["umount", disk], check=True)
 
 
 def _save_replicas(rank: int, folder: Path, replicas: int) -> int:
