@@ -100,7 +100,7 @@ def logs(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Print the output of a run's last attempt."""
+    """Print the output of a run's last attempt; with --follow also that of the attempts that come."""
     from smalti.base.errors import UserError
     from smalti.cli.fleet import follow as following
     from smalti.cli.tables import print_json
@@ -110,12 +110,15 @@ def logs(
     if as_json and follow:
         raise UserError("--json with --follow", allowed="one of them", hint="leave --json out")
     read = runs.read(run)
+    if follow:
+        following.follow(read, attempt=attempt, rank=rank)
+        return
     file = following.log_file(read, attempt=attempt, rank=rank)
     if as_json:
         lines = file.read_text(encoding="utf-8", errors="replace").splitlines()
         print_json({"id": read.id, "file": str(file), "lines": lines})
         return
-    following.show(file, until=read.id if follow else None)
+    following.show(file)
 
 
 @app.command(epilog="Example: smalti fleet wait demo-1")

@@ -3,6 +3,7 @@
 import sys
 import time
 from pathlib import Path
+from typing import IO
 
 from smalti.base import clock
 from smalti.base.errors import CheckFailed, DataError, ExitCode, UserError
@@ -75,18 +76,45 @@ def _rank_log(run: Run, attempt: int | None, rank: int) -> Path:
     return path
 
 
-def show(path: Path, *, until: str | None) -> None:
-    """Print a file; with ``until``, the id of a run, also what is appended until that run has ended."""
-    ensured_s = clock.now_s()
+def show(path: Path) -> None:
+    """Print a file."""
     with open(path, "rb") as file:
-        while True:
-            ended = until is None or runs.read(until).is_ended
-            while chunk := file.read(65536):
-                sys.stdout.buffer.write(chunk)
-            sys.stdout.flush()
+        _copy(file)
+
+
+def follow(run: Run, *, attempt: int | None, rank: int | None) -> None:
+    """Print the output of a run until it has ended: waits for the first attempt, and continues with each next one,
+    unless ``attempt`` names one."""
+    path: Path | None = None
+    file: IO[bytes] | None = None
+    ensured_s = clock.now_s()
+    while True:
+        ended = runs.read(run.id).is_ended
+        try:
+            newest = log_file(run, attempt=attempt, rank=rank)
+        except UserError:  # no attempt yet
             if ended:
-                return
-            if clock.now_s() - ensured_s > _ENSURE_S:
-                start.ensure()
-                ensured_s = clock.now_s()
-            time.sleep(_POLL_S)
+                raise
+            newest = None
+        if file is not None:
+            _copy(file)
+        if newest is not None and newest != path:
+            if file is not None:
+                file.close()
+            path, file = newest, open(newest, "rb")  # noqa: SIM115 - closed where the next one is opened, and below
+            _copy(file)
+        if ended:
+            break
+        if clock.now_s() - ensured_s > _ENSURE_S:
+            start.ensure()
+            ensured_s = clock.now_s()
+        time.sleep(_POLL_S)
+    if file is not None:
+        file.close()
+
+
+def _copy(file: IO[bytes]) -> None:
+    """Print the rest of an open file; bytes that are no UTF-8 as replacement characters."""
+    for line in file:
+        sys.stdout.write(line.decode("utf-8", errors="replace"))
+    sys.stdout.flush()

@@ -55,7 +55,7 @@ class Controller:
                     if self._lease.release_if_idle():
                         return
                     wait_s = _POLL_S
-                except RetryableError as error:  # a full disk, a lock: the runs continue without us
+                except (RetryableError, OSError) as error:  # a full disk, a lock, no process: runs continue without us
                     get("fleet").error("%s", error)
                     wait_s = _DISK_WAIT_S
                 time.sleep(wait_s)

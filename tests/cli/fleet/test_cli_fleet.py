@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from cli_in_process import run_cli
 from queued import history
 
 from smalti.fleet.controller import start
-from smalti.fleet.queue import runs
+from smalti.fleet.queue import changes, runs
 
 pytestmark = pytest.mark.usefixtures("home")
 
@@ -84,6 +85,28 @@ def test_a_run_can_be_cloned_and_updated(work: Path) -> None:
     assert answer(work, "show", "u-2")["max_duration_s"] == 7200
     assert "'gpus' of a launched run cannot change" in refused(work, "update", "u-2", "gpus=2")
     assert "priority = urgent is not allowed" in refused(work, "update", "u-2", "priority=urgent")
+
+
+def test_logs_follow_through_the_attempts_to_the_end(work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The run has no output yet, then that of two attempts, then it ends."""
+    run_cli(work, "fleet", "launch", "r.yaml")
+    place = runs.read("t-1").place
+
+    def events() -> Iterator[None]:
+        place.mkdir(parents=True)
+        yield
+        for name, output in (("0", b"first\n"), ("0", b"first\nsecond\n"), ("1", b"third \xff\n")):
+            (place / f"attempt-{name}.log").write_bytes(output)
+            yield
+        changes.stop("t-1")
+        yield
+
+    steps = events()
+    monkeypatch.setattr("smalti.cli.fleet.follow.time.sleep", lambda seconds: next(steps))
+    assert run_cli(work, "fleet", "logs", "t-1", "-f").stdout == "first\nsecond\nthird \ufffd\n"
+    assert run_cli(work, "fleet", "logs", "t-1").stdout == "third \ufffd\n"
+    assert answer(work, "logs", "t-1", "--attempt", "0")["lines"] == ["first", "second"]
+    assert "no output of attempt 7" in refused(work, "logs", "t-1", "--attempt", "7")
 
 
 def test_the_dry_run_queues_nothing(work: Path) -> None:
