@@ -5,7 +5,8 @@
 
 Two ranks (gloo) hold the state in equal shards. A step computes for about a second on each rank, and then changes every
 tensor. The training threads of both ranks share one core, all other threads the other one. The savers take turns: each
-saves in the first of its steps, and trains until the checkpoint is complete. *Blocked* is the time in the call that
+saves in the first of its steps, and trains until the checkpoint is complete. The loads come after, each rank on a
+core, as a resume does them, twice as many as turns. *Blocked* is the time in the call that
 saves, and the wait before tensors may change. DCP's peers are ``dcp.save`` and ``dcp.async_save`` with a
 ``DefaultStager`` (shared memory, asynchronous staging). Bounds, beyond which the script exits with 1: a tenth of
 ``dcp.save``'s blocked time and not more than ``dcp.async_save``'s; steps during a write at most 10 % slower; memory as
@@ -176,10 +177,12 @@ def turn(training: Training, saver: Any, path: Path) -> dict[str, Any]:
     return {"blocked_s": blocked_s, "total_s": total_s, "during": during[:-1], "alone": before + after}
 
 
-def loads(training: Training, path: Path) -> dict[str, float]:
+def loads(training: Training, path: Path, *, verified_first: bool) -> dict[str, float]:
     """Return the seconds of a load without and with verification, its files not in the page cache."""
     seconds = {}
-    for name in ("load", "verify and load"):
+    names = ("load", "verify and load")
+    on_core(dist.get_rank())  # nothing trains beside a load
+    for name in reversed(names) if verified_first else names:
         for file in path.rglob("*"):
             if file.is_file():
                 with open(file, "rb") as opened:
@@ -193,6 +196,7 @@ def loads(training: Training, path: Path) -> dict[str, float]:
             assert checkpoint.load_verified(path, training.tensors) is None
         dist.barrier()
         seconds[name] = time.perf_counter() - began_s
+    on_core(0)
     return seconds
 
 
@@ -217,7 +221,7 @@ def rank_main(rank: int, folder: str, n_bytes: int, turns: int) -> None:
                 extra = psutil.Process().memory_info().rss - memory
             if rank == 0:
                 print(f"{mode}: blocked {both[0]['blocked_s']:.3f} s of {both[0]['total_s']:.1f} s", file=sys.stderr)
-    load = [loads(training, paths["smalti"]) for _ in range(turns)]
+    load = [loads(training, paths["smalti"], verified_first=bool(number % 2)) for number in range(2 * turns)]
     if rank == 0:
         figures = {"rows": rows, "loads": load, "memory_bytes": extra, "planned_bytes": training.local_bytes}
         (place / "figures.json").write_text(json.dumps(figures))
