@@ -17,8 +17,6 @@ from torch import Tensor
 from smalti.base.hashing import xxh3_stream
 
 CHUNK_BYTES = 1 << 18
-_AHEAD_BYTES = 16 << 20
-"""So much is requested from the disk ahead, so that it does not wait while a digest is computed."""
 
 
 @dataclass(frozen=True)
@@ -53,8 +51,6 @@ class ShardFile:
         self._file: IO[bytes] = open(path, "rb", buffering=0)  # noqa: SIM115
         self._digest = xxh3_stream() if digests else None
         self._position = 0
-        self._asked = 0
-        """End of what was requested."""
         self._scratch = torch.empty(CHUNK_BYTES, dtype=torch.uint8)
 
     def __enter__(self) -> Self:
@@ -107,7 +103,6 @@ class ShardFile:
         memory = target.numpy().data
         for begin in range(0, len(memory), CHUNK_BYTES):
             chunk = memory[begin : begin + CHUNK_BYTES]
-            self._ask_ahead()
             done = 0
             while done < len(chunk):
                 n_read: int = self._file.readinto(chunk[done:])  # type: ignore[attr-defined]
@@ -117,12 +112,6 @@ class ShardFile:
             self._position += done
             if self._digest is not None:
                 self._digest.update(chunk)
-
-    def _ask_ahead(self) -> None:
-        if self._position + _AHEAD_BYTES // 2 >= self._asked and hasattr(os, "posix_fadvise"):
-            begin = max(self._asked, self._position)
-            os.posix_fadvise(self._file.fileno(), begin, _AHEAD_BYTES, os.POSIX_FADV_WILLNEED)
-            self._asked = begin + _AHEAD_BYTES
 
     def _of_scratch(self, n_bytes: int) -> Tensor:
         if n_bytes > len(self._scratch):  # a single row is longer than a chunk
