@@ -1,66 +1,62 @@
 """How many collectives of each process group a rank has started, asked for while the rank may wait in one.
 
-A thread of the rank sleeps in the read of a named pipe. Only a request wakes it, so it costs nothing and is no sign of
-life: a rank that holds the GIL gives no answer.
+A thread of the rank sleeps in the read of a socket, and only a request wakes it. It costs nothing and is no sign of
+life: a rank that holds the GIL gives no answer. The sockets are of Linux's abstract kind, without files, and end with
+their process. On other systems there is no answer.
 """
 
+import json
 import os
+import socket
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import suppress
-from pathlib import Path
 
-from smalti.base import store
-from smalti.base.errors import SmaltiError
-
-_POLL_S = 0.02
+_MOST_BYTES = 65_536
 
 Counts = dict[str, int]
 """Name of a process group, the same on all its ranks -> collectives that this rank has started in it."""
 
 
-def _pipe(log_folder: Path, rank: int) -> Path:
-    return log_folder / f"collectives-{rank:03d}.pipe"
+def _address(pid: int) -> str:
+    return f"\0smalti-collectives-{pid}"
 
 
-def _answer(log_folder: Path, rank: int) -> Path:
-    return log_folder / f"collectives-{rank:03d}.json"
-
-
-def answer_requests(log_folder: Path, rank: int, counts: Callable[[], Counts]) -> None:
-    """Answer the requests of ``ask`` from now on; where the file system has no named pipes, none is answered."""
-    path = _pipe(log_folder, rank)
+def answer_requests(counts: Callable[[], Counts]) -> None:
+    """Answer the requests of ``ask`` to this process from now on."""
     with suppress(OSError):
-        path.unlink(missing_ok=True)
-        os.mkfifo(path)
-        pipe = os.open(path, os.O_RDWR | os.O_CLOEXEC)  # with a writer of its own a read waits and never ends
-        arguments = pipe, _answer(log_folder, rank), counts
-        threading.Thread(target=_answer_each, args=arguments, name="smalti-collectives", daemon=True).start()
+        server = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        server.bind(_address(os.getpid()))
+        threading.Thread(target=_answer_each, args=(server, counts), name="smalti-collectives", daemon=True).start()
 
 
-def _answer_each(pipe: int, path: Path, counts: Callable[[], Counts]) -> None:
-    while os.read(pipe, 1):
-        with suppress(OSError, SmaltiError, RuntimeError):  # no answer
-            store.write_json(path, counts())
+def _answer_each(server: socket.socket, counts: Callable[[], Counts]) -> None:
+    while True:
+        _, asker = server.recvfrom(1)
+        with suppress(OSError, RuntimeError):  # no answer
+            server.sendto(json.dumps(counts()).encode(), asker)
 
 
-def ask(log_folder: Path, ranks: Sequence[int], wait_s: float) -> dict[int, Counts]:
-    """Return the counts of the ranks that answer within ``wait_s``, by rank."""
-    for rank in ranks:
-        _answer(log_folder, rank).unlink(missing_ok=True)
-        with suppress(OSError):  # it has not begun to answer, or is gone
-            pipe = os.open(_pipe(log_folder, rank), os.O_WRONLY | os.O_NONBLOCK)
-            os.write(pipe, b"?")
-            os.close(pipe)
-    end_s = time.monotonic() + wait_s
-    while not (done := all(_answer(log_folder, rank).exists() for rank in ranks)) and time.monotonic() < end_s:
-        time.sleep(_POLL_S)
-    answered = ranks if done else [rank for rank in ranks if _answer(log_folder, rank).exists()]
-    return {rank: store.read_json(_answer(log_folder, rank)) for rank in answered}
+def ask(pids: Mapping[int, int], wait_s: float) -> dict[int, Counts]:
+    """Return the counts of the ranks that answer within ``wait_s``, by rank. pids: process of each rank."""
+    answers: dict[int, Counts] = {}
+    ranks: dict[str | bytes, int] = {_address(pid).encode(): rank for rank, pid in pids.items()}
+    with suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as asker:
+        asker.bind(f"{_address(os.getpid())}-asks")
+        for pid in pids.values():
+            with suppress(OSError):  # it has not begun to answer, or is gone
+                asker.sendto(b"?", socket.MSG_DONTWAIT, _address(pid))
+        end_s = time.monotonic() + wait_s
+        while len(answers) < len(pids) and (left_s := end_s - time.monotonic()) > 0:
+            asker.settimeout(left_s)
+            text, sender = asker.recvfrom(_MOST_BYTES)
+            if sender in ranks:
+                answers[ranks[sender]] = json.loads(text)
+    return answers
 
 
-def behind(counts: dict[int, Counts]) -> list[int]:
+def behind(counts: Mapping[int, Counts]) -> list[int]:
     """Return the ranks that have started fewer collectives than others of the same group; [] where none has.
 
     Ranks that wait in two groups are each behind in the group of the other. The group with the most collectives

@@ -112,7 +112,7 @@ class Attempt:
             self.progress = open_slot(folder.log_folder(), env.world())
         self.progress.collectives = worlds.count_collectives
         if env.attempt_is_open():
-            collectives.answer_requests(folder.log_folder(), env.world().rank, worlds.collectives_by_group)
+            collectives.answer_requests(worlds.collectives_by_group)
 
 
 @contextmanager

@@ -72,6 +72,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, home: Path) -> Path:
     fork_ranks(monkeypatch)
     synthetic_library(tmp_path / "lib", monkeypatch)
     (tmp_path / "recipe.yaml").write_text(TINY)
+    (tmp_path / "pages.yaml").write_text("{name: pages, inputs: lib, output: data/pages}")
     (tmp_path / "capitals.yaml").write_text("{kind: exact, file: capitals.jsonl}")
     (tmp_path / "capitals.jsonl").write_text('{"context": "The capital of France is", "continuation": "Paris"}')
     (tmp_path / "chats.jsonl").write_text('{"prompt": "2+2=", "completion": "4"}')

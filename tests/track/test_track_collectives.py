@@ -1,31 +1,43 @@
 """Counts of collectives that a rank gives to the agent, and who is behind by them."""
 
-import threading
-import time
-from pathlib import Path
+import subprocess
+import sys
 
 import pytest
 
 from smalti.track import collectives
 from smalti.track.collectives import behind
 
+ANSWERS = """
+import sys, time
+from smalti.track import collectives
+def counts():
+    if sys.argv[1] == "late":
+        time.sleep(60)
+    return {"0": 7}
+collectives.answer_requests(counts)
+print("ready", flush=True)
+time.sleep(60)
+"""
 
-def test_a_rank_answers_while_its_main_thread_waits(tmp_path: Path) -> None:
-    count = 1
-    collectives.answer_requests(tmp_path, 1, lambda: {"0": count})
-    assert collectives.ask(tmp_path, [1], 5.0) == {1: {"0": 1}}
-    count = 2
-    assert collectives.ask(tmp_path, [1], 5.0) == {1: {"0": 2}}
 
-
-def test_ranks_that_do_not_answer_are_left_out(tmp_path: Path) -> None:
-    never = threading.Event()
-    collectives.answer_requests(tmp_path, 0, lambda: {"0": 1} if never.wait(60) else {})
-    collectives.answer_requests(tmp_path, 1, lambda: {"0": 1})
-    began_s = time.monotonic()
-    assert collectives.ask(tmp_path, [0, 1, 2], 0.5) == {1: {"0": 1}}
-    assert time.monotonic() - began_s < 5
-    never.set()
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="abstract sockets")
+def test_ranks_answer_while_their_main_thread_waits_and_others_are_left_out() -> None:
+    command = [sys.executable, "-c", ANSWERS]
+    ranks = [subprocess.Popen([*command, how], stdout=subprocess.PIPE) for how in ("now", "late", "now")]
+    try:
+        for rank in ranks:
+            assert rank.stdout is not None
+            assert rank.stdout.readline() == b"ready\n"
+        pids = {number: rank.pid for number, rank in enumerate(ranks)}
+        assert collectives.ask({0: pids[0], 2: pids[2]}, 30) == {0: {"0": 7}, 2: {"0": 7}}
+        ranks[2].kill()
+        ranks[2].wait()
+        assert collectives.ask(pids, 1.0) == {0: {"0": 7}}
+    finally:
+        for rank in ranks:
+            rank.kill()
+            rank.communicate()
 
 
 @pytest.mark.parametrize(

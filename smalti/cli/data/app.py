@@ -20,7 +20,7 @@ app = typer.Typer(
 )
 
 app.command(epilog="Example: smalti data documents data/demo/raw")(documents)
-app.command(epilog="Example: smalti data build recipe.yaml output=data/web languages=[en,de] --dry-run")(build)
+app.command(epilog="Example: smalti data build pages.yaml languages=[en,de] --dry-run")(build)
 app.command(epilog="Example: smalti data curate demo-curate heldout_frac=0.1 --dry-run")(curate)
 app.command(epilog="Example: smalti data dedup demo-dedup threshold=0.8 --dry-run")(dedup)
 app.command(epilog="Example: smalti data tokenize demo-tokenize output=data/demo/tokens-2")(tokenize)
