@@ -141,6 +141,7 @@ class Schema:
             return f"a section with the keys {', '.join(node['properties'])}"
         if kind == "object":
             names = "at least one name" if node.get("minProperties") else "names"
+            names = ", ".join(map(inline, node.get("propertyNames", {}).get("enum", [names])))
             return f"a mapping of {names}, each to {self.describe(node.get('additionalProperties', {}))}"
         return {"boolean": "true or false", "null": "null"}.get(str(kind), "any value")
 
@@ -166,6 +167,8 @@ def as_user_error(
         path, _ = schema.follow(item["loc"])
         if item["type"] == "extra_forbidden":
             path = (*schema.follow(item["loc"][:-1])[0], item["loc"][-1])
+        if item["loc"][-1:] == ("[key]",):  # a wrong name in a mapping
+            path = schema.follow(item["loc"][:-2])[0]
         grouped.setdefault(path, []).append(item)
     for path in _with_problems_inside(grouped):
         del grouped[path]

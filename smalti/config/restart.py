@@ -4,7 +4,7 @@ from typing import Literal, Self
 
 from pydantic import model_validator
 
-from smalti.config.schema import Config, Count, NotAllowed, WallTime, Whole, placement
+from smalti.config.schema import Config, Count, NotAllowed, NotNegative, WallTime, Whole, placement
 
 Cause = Literal["killed", "exception", "hang", "network", "disk", "reported"]
 """Why an attempt ended: a rank was killed by a signal; raised an exception; made no progress; the ranks lost each
@@ -17,8 +17,8 @@ class RestartConfig(Config):
 
     attempts: Whole = placement(100, ge=0)
     """Most restarts of one command; 0: none, so that a fault ends it: with exit code 75, or that of an exception."""
-    budget: dict[Cause, Count] = placement({})
-    """Most restarts for a cause: killed, exception, hang, network, disk, reported. Absent: as many as ``attempts``."""
+    budget: dict[Cause, NotNegative] = placement({})
+    """Most restarts for a cause: killed, exception, hang, network, disk, reported; 0: none. Absent: ``attempts``."""
     no_progress: Count = placement(3)
     """So many attempts in a row without a newer checkpoint end the command with exit code 93."""
     min_ranks: Count | None = placement(None)

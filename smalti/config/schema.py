@@ -140,5 +140,8 @@ Whole = Annotated[int, BeforeValidator(_whole_number)]
 Count = Annotated[int, Field(ge=1), BeforeValidator(_whole_number)]
 """A whole number of at least 1, for unions, whose members need bounds of their own."""
 
+NotNegative = Annotated[int, Field(ge=0), BeforeValidator(_whole_number)]
+"""The same from 0 on."""
+
 BelowOne = Annotated[float, Field(ge=0, lt=1, allow_inf_nan=False), BeforeValidator(_number_from_text)]
 """A number from 0 up to, not including, 1; for lists, whose items need bounds of their own."""

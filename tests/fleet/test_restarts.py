@@ -70,7 +70,9 @@ def test_attempts_without_a_newer_checkpoint_end_the_run(tmp_path):
     assert folder.status()["state"] == "failed"
 
 
-@pytest.mark.parametrize(("restart", "attempts"), [({"attempts": 0}, 1), ({"budget": {"killed": 1}}, 2)])
+@pytest.mark.parametrize(
+    ("restart", "attempts"), [({"attempts": 0}, 1), ({"budget": {"killed": 1}}, 2), ({"budget": {"killed": 0}}, 1)]
+)
 def test_the_budget_ends_the_run_with_75(tmp_path, restart, attempts):
     outcome, outcomes, _ = run(tmp_path, KILLED, ranks=1, **restart)
     assert (outcome.code, len(outcomes)) == (75, attempts)

@@ -1,5 +1,6 @@
 """``smalti train``: started by a user it starts the ranks; started as a rank (RANK is set) it trains."""
 
+import re
 import signal
 import sys
 from dataclasses import replace
@@ -90,7 +91,7 @@ def _print_config(loaded: "Loaded[RunConfig]") -> None:
     from smalti.config.show import show
 
     print(show(loaded), end="")
-    if loaded.config.train.duration.endswith("ep"):
+    if re.fullmatch(r"[\d.]+ep", loaded.config.train.duration):  # not 600step
         note = "the examples are not tokenized yet, so the number of their rows, and of steps, is not known"
         print(f"{note}; --dry-run tokenizes them", file=sys.stderr)
 

@@ -220,6 +220,13 @@ def _check_mesh(config: "RunConfig", ranks: int) -> None:
     from smalti.cli.train.local_layout import local_layout
 
     local_layout(config, ranks)
+    least = config.train.restart.min_ranks
+    if least is not None and least > ranks:
+        raise UserError(
+            f"train.restart.min_ranks={least} is more than train.parallel.ranks={ranks}",
+            allowed=f"1 to {ranks}",
+            hint=f"train.restart.min_ranks={max(1, ranks - 1)}",
+        )
 
 
 def _check_stages(config: "RunConfig") -> None:

@@ -51,6 +51,7 @@ def dry_run(work: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
 
 def test_print_config_starts_nothing(work):
     done = run_cli(work, "train", "r.yaml", "seed=3", "--print-config")
+    assert done.stderr == ""
     assert done.returncode == 0
     assert any(line.split() == ["seed:", "3", "#", "command", "line"] for line in done.stdout.splitlines())
     assert not (work / "runs").exists()
