@@ -23,8 +23,11 @@ def test_tokens_in_the_loss_are_marked(tmp_path: Path, capsys: pytest.CaptureFix
     assert "\n[[a|⏎\n|b|<|im_end|>]]⏎\n" in shown
     assert shown.startswith("a\\x1b[2J (train)")
     assert "q|\\x1b|[" in shown
-    assert f"unreadable  1: {path}:2: message 1 is of assistant" in shown
-    assert "train       1 examples" in shown
+    lines = [line.split("  ", 1) for line in shown.splitlines() if "  " in line]
+    table = {name: value.strip() for name, value in lines}
+    assert table["unreadable"].startswith(f"1: {path}:2: message 1 is of assistant")
+    assert table["train"].startswith("1 examples")
+    assert table["train, tokens each"] == "median 28, p95 28, max 28"
     assert run([*arguments, "--color", "always"]) == 0
     shown = capsys.readouterr().out
     assert "m<|im_end|>\x1b[0m" in shown
@@ -35,7 +38,12 @@ def test_tokens_in_the_loss_are_marked(tmp_path: Path, capsys: pytest.CaptureFix
     assert [text for text, flag in zip(sequence["tokens"], sequence["mask"], strict=True) if flag] == [
         "a", "\n", "b", "<|im_end|>",
     ]  # fmt: skip
-    assert value["report"]["splits"]["train"] == {"examples": 1, "tokens": len(sequence["ids"]), "loss_tokens": 4}
+    assert value["report"]["splits"]["train"] == {
+        "examples": 1,
+        "tokens": len(sequence["ids"]),
+        "loss_tokens": 4,
+        "lengths": {"median": 28, "p95": 28, "max": 28},
+    }
 
 
 @pytest.mark.slow
