@@ -140,7 +140,7 @@ def _past(more: str = "skip: []", *, at_step: int = 30) -> str:
         ("batch_size=3", ["did you mean train.global_batch_tokens?"]),
         ("track.consol=no", ["did you mean track.console='no'?"]),
         ("train.optimizer.lr=abc", ["train.optimizer.lr = abc is not allowed", "a number above 0"]),
-        ("train.restart.budget={oom: 2}", ["restart.budget = {oom: 2} is not allowed", "a mapping of killed, exception"]),
+        ("train.restart.budget={oom: 2}", ["restart.budget = {oom: 2} is not allowed", "a mapping of killed"]),
         ("train.optimizer.lr=.inf", ["train.optimizer.lr = .inf"]),
         ("train.optimizer.lr=true", ["true is not a number"]),
         ("model.num_hidden_layers=1e9", ["a whole number at least 1 and at most 10000"]),
