@@ -52,23 +52,25 @@ def ask(pids: Mapping[int, int], wait_s: float) -> dict[int, Counts]:
             asker.settimeout(left_s)
             text, sender = asker.recvfrom(_MOST_BYTES)
             if sender in ranks:
-                answers[ranks[sender]] = json.loads(text)
+                with suppress(ValueError):  # cut off, or of another program
+                    answers[ranks[sender]] = json.loads(text)
     return answers
 
 
 def behind(counts: Mapping[int, Counts]) -> list[int]:
-    """Return the ranks that have started fewer collectives than others of the same group; [] where none has.
+    """Return the ranks that others wait for and that wait for nobody, by the collectives of each group; [] if none.
 
-    Ranks that wait in two groups are each behind in the group of the other. The group with the most collectives
-    decides: it is the one that the program uses in every step.
+    A rank waits for those that have started fewer collectives of a group. Where each waits for another, as two ranks do
+    in two groups, the group with the most collectives decides: it is the one that the program uses in every step.
     """
-    most: Counts = {}
-    for of_rank in counts.values():
+    groups: dict[str, dict[int, int]] = {}
+    for rank, of_rank in counts.items():
         for group, count in of_rank.items():
-            most[group] = max(count, most.get(group, 0))
-    for group in sorted(most, key=lambda name: (-most[name], name)):
-        members = {rank: of_rank[group] for rank, of_rank in counts.items() if group in of_rank}
-        least = min(members.values())
-        if least < most[group]:
-            return [rank for rank, count in members.items() if count == least]
-    return []
+            groups.setdefault(group, {})[rank] = count
+    late = {name: of for name, of in groups.items() if min(of.values()) < max(of.values())}
+    waiting = {rank for of in late.values() for rank, count in of.items() if count > min(of.values())}
+    awaited = {rank for of in late.values() for rank, count in of.items() if count < max(of.values())}
+    if awaited - waiting or not late:
+        return sorted(awaited - waiting)
+    members = late[min(late, key=lambda name: (-max(late[name].values()), name))]
+    return sorted(rank for rank, count in members.items() if count == min(members.values()))

@@ -47,6 +47,16 @@ def test_ranks_answer_while_their_main_thread_waits_and_others_are_left_out() ->
         ({0: {"0": 5}, 1: {"0": 4}, 2: {"0": 5}}, [1]),
         ({0: {"0": 9, "c": 0}, 1: {"0": 8, "c": 1}}, [1]),
         ({0: {"0": 9, "a": 3}, 1: {"0": 9, "a": 3}, 2: {"0": 9, "b": 2}, 3: {"0": 9, "b": 3}}, [2]),
+        # rank 3 lacks a collective of its tensor group; rank 2 waits for it there and is missed in its data group
+        (
+            {
+                0: {"t0": 101, "d0": 501},
+                1: {"t0": 101, "d1": 501},
+                2: {"t1": 101, "d0": 500},
+                3: {"t1": 100, "d1": 500},
+            },
+            [3],
+        ),
         ({0: {}, 1: {}}, []),
         ({}, []),
     ],
