@@ -157,6 +157,7 @@ def trained(server: Server, tmp_path_factory: pytest.TempPathFactory) -> Path:
               "track.mlflow.experiment=tiles", "train.restart.attempts=0"]  # fmt: skip
     agent = train(recipe, *common)
     wait(lambda: (folder / "metrics.jsonl").exists() and len(read_metrics(folder)) > 110, 60)
+    wait(lambda: any("ckpt/save_s" in row for row in read_metrics(folder)), 60)  # its write may last longer
     os.kill(rank_0_of(agent.pid), signal.SIGKILL)
     assert finish(agent) == 75
     assert run_of(server, folder).info.status == "FAILED"
