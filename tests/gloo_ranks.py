@@ -9,6 +9,7 @@ import gc
 import os
 import pickle
 import tempfile
+import time
 import traceback
 from collections.abc import Callable
 from datetime import timedelta
@@ -92,6 +93,19 @@ def _rank(rank: int, world_size: int, folder: str, function: Callable[..., Any],
         result: tuple[str, Any] = ("value", function(rank, *args))
     except BaseException:
         result = ("error", traceback.format_exc())
-    with open(os.path.join(folder, f"result-{rank}"), "wb") as file:
+    written = os.path.join(folder, f"result-{rank}")
+    with open(written + ".part", "wb") as file:
         pickle.dump(result, file)
+    os.rename(written + ".part", written)
+    if result[0] == "value":
+        _wait_for_others(folder, world_size)
     os._exit(0)  # no clean-up of what the server forked
+
+
+def _wait_for_others(folder: str, world_size: int) -> None:
+    """Stay until every rank is through: one may still be connecting a group that this rank has done with."""
+    until = time.monotonic() + 30
+    while time.monotonic() < until:
+        if all(os.path.exists(os.path.join(folder, f"result-{rank}")) for rank in range(world_size)):
+            return
+        time.sleep(0.002)
