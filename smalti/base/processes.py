@@ -4,6 +4,7 @@ import ctypes
 import os
 import signal
 import sys
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from functools import cache
@@ -61,6 +62,17 @@ def identity(pid: int) -> str | None:
 def is_running(pid: int | None, process: str | None) -> bool:
     """Return whether the process ``pid`` that had this ``identity`` still runs."""
     return pid is not None and process is not None and identity(pid) == process
+
+
+def age_s(process: str | None) -> float | None:
+    """Return the seconds since the process of an ``identity`` was started, whatever has been done to the clock.
+
+    None for one that was started before the last boot, and where the system does not give it.
+    """
+    boot, _, ticks = (process or "").partition("/")
+    if not sys.platform.startswith("linux") or boot != _boot_id() or not ticks.isdigit():
+        return None
+    return max(0.0, time.clock_gettime(time.CLOCK_BOOTTIME) - int(ticks) / os.sysconf("SC_CLK_TCK"))
 
 
 @cache

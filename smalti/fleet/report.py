@@ -62,7 +62,7 @@ def read(now_s: float | None = None) -> FleetReport:
     now_s = clock.wall_s() if now_s is None else now_s
     with database.transaction(write=False) as db:
         launched = runs.select(db)
-        ran_s = {run.number: _ran_s(db, run, now_s) for run in launched}
+        ran_s = {run.number: _ran_s(db, run) for run in launched}
         events = {run.number: runs.events(db, run.number) for run in launched}
     return FleetReport(
         states=dict(Counter(run.state for run in launched)),
@@ -74,8 +74,8 @@ def read(now_s: float | None = None) -> FleetReport:
     )
 
 
-def _ran_s(db: sqlite3.Connection, run: Run, now_s: float) -> float:
-    return sum(attempt.duration_s(now_s) for attempt in runs.attempts(db, run.number))
+def _ran_s(db: sqlite3.Connection, run: Run) -> float:
+    return sum(attempt.duration_s() for attempt in runs.attempts(db, run.number))
 
 
 def _waited_s(events: Sequence[Mapping[str, Any]], now_s: float) -> float:

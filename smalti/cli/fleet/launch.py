@@ -69,12 +69,6 @@ def _settings(config: "RunConfig", after: Sequence[str]) -> "LaunchConfig":
     from smalti.config.launch import LaunchConfig
 
     settings = config.launch or LaunchConfig()
-    if config.tune is not None:
-        raise UserError(
-            "a recipe with a section 'tune' cannot be launched yet",
-            allowed="recipes of smalti train",
-            hint=f"smalti tune {config.tune.kind} RECIPE runs it in the foreground",
-        )
     return settings.model_copy(update={"depends_on": (*settings.depends_on, *after)})
 
 

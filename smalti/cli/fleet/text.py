@@ -4,7 +4,6 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from smalti.base import clock
 from smalti.cli.tables import pairs, table
 from smalti.fleet.queue.runs import Attempt, Run
 from smalti.track.run import RunFolder
@@ -43,6 +42,7 @@ def to_json(run: Run, attempts: list[Attempt], needs: list[str]) -> dict[str, An
                 "pid": attempt.pid,
                 "started_s": attempt.started_s,
                 "ended_s": attempt.ended_s,
+                "run_s": attempt.duration_s(),
                 "code": attempt.code,
                 "reason": attempt.reason,
             }
@@ -90,7 +90,7 @@ def about(value: dict[str, Any]) -> str:
         (
             str(each["number"]),
             _attempt_state(each),
-            _clock(_attempt_s(each)),
+            _clock(each["run_s"]),
             each["reason"] or "",
         )
         for each in value["attempts"]
@@ -116,13 +116,7 @@ def _step(run: Run) -> int | None:
 
 
 def _ran_s(attempts: list[Attempt]) -> float:
-    return sum(attempt.duration_s(clock.wall_s()) for attempt in attempts)
-
-
-def _attempt_s(attempt: dict[str, Any]) -> float:
-    if attempt["started_s"] is None:
-        return 0.0
-    return max(0.0, (attempt["ended_s"] or clock.wall_s()) - float(attempt["started_s"]))
+    return sum(attempt.duration_s() for attempt in attempts)
 
 
 def _attempt_state(attempt: dict[str, Any]) -> str:

@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from types import FrameType
@@ -21,19 +22,23 @@ from smalti.base.disk import writing
 from smalti.base.env import child_environment, fleet_attempt, visible_gpus
 from smalti.base.errors import ExitCode, RetryableError, SmaltiError
 from smalti.base.log import get, setup
-from smalti.base.processes import die_with_parent, identity
+from smalti.base.processes import age_s, die_with_parent, identity
 from smalti.fleet.queue import runs
 from smalti.fleet.queue.runs import Attempt, Run
 
 _STOP_S = 180.0
 """Longer than ``smalti train`` lets its ranks save (120 s)."""
 _RECORD_WAIT_S = 5.0
+_BEGUN_S = clock.now_s()
+_BEAT_S = 30.0
+"""Between two records of how long the command has run: after a restart of the machine so much of it may be missing."""
 
 
 class _Command:
-    """The command, which may be asked to stop before and after it has started."""
+    """The command, which may be asked to stop before and after it has started. ``beat`` is called as it runs."""
 
-    def __init__(self) -> None:
+    def __init__(self, beat: Callable[[Attempt], None]) -> None:
+        self._beat = beat
         self.process: subprocess.Popen[bytes] | None = None
         self.stop_asked_s: float | None = None
 
@@ -59,7 +64,7 @@ class _Command:
         )
         if self._is_stopping():  # asked while it was being started
             self._forward()
-        return self.wait()
+        return self.wait(attempt)
 
     def _is_stopping(self) -> bool:
         return self.stop_asked_s is not None
@@ -68,12 +73,16 @@ class _Command:
         if self.process is not None and self.process.returncode is None:
             self.process.send_signal(signal.SIGTERM)
 
-    def wait(self) -> int:
+    def wait(self, attempt: Attempt) -> int:
         """Return the exit code of the command, which is killed if it does not end in time after a request to stop."""
         assert self.process is not None
+        beat_s = clock.now_s()
         while True:
             with suppress(subprocess.TimeoutExpired):
                 return self.process.wait(timeout=1.0)
+            if clock.now_s() > beat_s + _BEAT_S:
+                beat_s = clock.now_s()
+                self._beat(attempt)
             if self.stop_asked_s is not None and clock.now_s() > self.stop_asked_s + _STOP_S:
                 with suppress(ProcessLookupError):
                     os.killpg(self.process.pid, signal.SIGKILL)
@@ -82,7 +91,7 @@ class _Command:
 def main() -> int:
     """Run the attempt whose nonce is in the environment."""
     setup("INFO")
-    command = _Command()
+    command = _Command(_beat)
     signal.signal(signal.SIGTERM, command.stop)
     for number in (signal.SIGINT, signal.SIGHUP):
         signal.signal(number, lambda *_: None)  # SIG_IGN would be inherited by the command
@@ -100,7 +109,8 @@ def _claim(nonce: str) -> tuple[Run, Attempt] | None:
     pid = os.getpid()
     with database.transaction() as db:
         claimed = db.execute(
-            "UPDATE fleet_attempts SET pid=?, process=?, started_s=? WHERE nonce=? AND pid IS NULL AND ended_s IS NULL",
+            "UPDATE fleet_attempts SET pid=?, process=?, started_s=?, run_s=0 "
+            "WHERE nonce=? AND pid IS NULL AND ended_s IS NULL",
             (pid, identity(pid), clock.wall_s(), nonce),
         )
         attempt = runs.attempt_of(db, nonce)
@@ -131,11 +141,21 @@ def output_of(place: Path, attempt: int) -> Path:
 
 
 def _variables(run: Run, attempt: Attempt) -> dict[str, str]:
-    variables = {"SMALTI_FLEET_RUN": run.id}
-    if attempt.gpus:
-        names = visible_gpus()
-        variables["CUDA_VISIBLE_DEVICES"] = ",".join(names[gpu] for gpu in attempt.gpus if gpu < len(names))
-    return variables
+    """Return what the run gets beside the environment of the controller: of the GPUs only those that it holds."""
+    names = visible_gpus() if attempt.gpus else []
+    gpus = ",".join(names[gpu] for gpu in attempt.gpus if gpu < len(names))
+    variables = {"SMALTI_FLEET_RUN": run.id, "CUDA_VISIBLE_DEVICES": gpus}
+    return variables if gpus else variables | {"HIP_VISIBLE_DEVICES": "", "ROCR_VISIBLE_DEVICES": ""}
+
+
+def _beat(attempt: Attempt) -> None:
+    with suppress(SmaltiError), database.transaction() as db:
+        db.execute("UPDATE fleet_attempts SET run_s=? WHERE nonce=?", (_ran_s(), attempt.nonce))
+
+
+def _ran_s() -> float:
+    age = age_s(identity(os.getpid()))
+    return clock.now_s() - _BEGUN_S if age is None else age
 
 
 def _record(attempt: Attempt, code: int, reason: str | None) -> None:
@@ -144,8 +164,8 @@ def _record(attempt: Attempt, code: int, reason: str | None) -> None:
         try:
             with database.transaction() as db:
                 db.execute(
-                    "UPDATE fleet_attempts SET ended_s=?, code=?, reason=? WHERE nonce=? AND ended_s IS NULL",
-                    (clock.wall_s(), code, reason, attempt.nonce),
+                    "UPDATE fleet_attempts SET ended_s=?, run_s=?, code=?, reason=? WHERE nonce=? AND ended_s IS NULL",
+                    (clock.wall_s(), _ran_s(), code, reason, attempt.nonce),
                 )
             return
         except RetryableError as error:

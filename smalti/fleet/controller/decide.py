@@ -27,6 +27,8 @@ class Job:
     """States of the runs that it depends on."""
     sight: Sight | None = None
     """Of its last attempt, if that is open and not yet recorded as ended."""
+    ran_s: float = 0.0
+    """How long all its attempts have run."""
 
     @property
     def last(self) -> Attempt | None:
@@ -55,11 +57,11 @@ class Move:
 
 def decide(jobs: Sequence[Job], room: Room, now_s: float) -> list[Move]:
     """Return the moves of one round. Runs are scheduled in a round without other moves, which change the room."""
-    moves = [move for job in jobs if (move := _own_move(job, now_s)) is not None]
+    moves = [move for job in jobs if (move := _own_move(job)) is not None]
     return moves or _scheduled(jobs, room, now_s)
 
 
-def _own_move(job: Job, now_s: float) -> Move | None:
+def _own_move(job: Job) -> Move | None:
     """Return the move of a run that follows from itself and its processes alone."""
     run, last = job.run, job.last
     if run.state == "PENDING":
@@ -77,8 +79,7 @@ def _own_move(job: Job, now_s: float) -> Move | None:
         return _end(run, last, ExitCode.TERMINATED, "stopped before it was started", ends=last)
     if job.sight == "running" and run.state == "STARTING":
         return Move(run, "RUNNING", attempt=last.number)
-    ran_s = sum(attempt.duration_s(now_s) for attempt in job.attempts)
-    if run.state == "RUNNING" and run.max_duration_s is not None and ran_s > run.max_duration_s:
+    if run.state == "RUNNING" and run.max_duration_s is not None and job.ran_s > run.max_duration_s:
         return Move(run, "TERMINATING", "max_duration", last.number, f"it ran longer than {run.max_duration_s:g} s")
     return None
 

@@ -82,7 +82,8 @@ class Controller:
         last = job.last
         if job.run.state not in ACTIVE or last is None or last.ended_s is not None:
             return job
-        return Job(job.run, job.attempts, job.needs, self._sight(last))
+        ran_s = sum(attempt.duration_s() for attempt in job.attempts)
+        return Job(job.run, job.attempts, job.needs, self._sight(last), ran_s)
 
     def _sight(self, attempt: Attempt) -> Sight | None:
         if attempt.pid is None:
@@ -130,8 +131,9 @@ def _apply(db: sqlite3.Connection, move: Move) -> None:
     now_s, run = clock.wall_s(), move.run
     if move.ends is not None:
         ended = db.execute(
-            "UPDATE fleet_attempts SET ended_s=?, code=?, reason=? WHERE nonce=? AND ended_s IS NULL AND pid IS ?",
-            (now_s, move.code, move.detail, move.ends.nonce, move.ends.pid),
+            "UPDATE fleet_attempts SET ended_s=?, run_s=?, code=?, reason=? "
+            "WHERE nonce=? AND ended_s IS NULL AND pid IS ?",
+            (now_s, move.ends.duration_s(), move.code, move.detail, move.ends.nonce, move.ends.pid),
         )
         if ended.rowcount == 0:  # it was claimed, or has recorded its own end
             return

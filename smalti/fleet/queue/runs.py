@@ -15,6 +15,7 @@ from typing import Any
 from smalti.base import clock, database
 from smalti.base.env import user_folder
 from smalti.base.errors import UserError, nearest
+from smalti.base.processes import age_s
 from smalti.fleet.queue.states import ENDED, State, may_follow
 
 SOURCES = ("user", "controller")
@@ -93,10 +94,17 @@ class Attempt:
     code: int | None
     """Exit code; None if it is not known."""
     reason: str | None
+    run_s: float | None = None
+    """How long it has run, as its process has recorded last; None: an earlier version of Smalti recorded nothing."""
 
-    def duration_s(self, now_s: float) -> float:
-        """Return how long it has run."""
-        return 0.0 if self.started_s is None else max(0.0, (self.ended_s or now_s) - self.started_s)
+    def duration_s(self) -> float:
+        """Return how long it has run, which does not depend on the clock of the day."""
+        if self.started_s is None:
+            return 0.0
+        if self.ended_s is None:
+            age = age_s(self.process)
+            return (self.run_s or 0.0) if age is None else age
+        return max(0.0, self.ended_s - self.started_s) if self.run_s is None else self.run_s
 
 
 def place() -> Path:

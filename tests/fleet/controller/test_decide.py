@@ -71,10 +71,9 @@ def test_a_lost_process_is_a_fault_and_is_waited_for_while_its_command_runs() ->
 
 
 def test_the_longest_duration_counts_all_attempts() -> None:
-    before = replace(OPEN, nonce="m", started_s=0.0, ended_s=60.0)
     run = replace(RUN, state="RUNNING", max_duration_s=150.0)
-    assert not decide([Job(run, (OPEN,), (), "running")], Room(cores=4), 200.0)
-    stopped = decide([Job(run, (before, replace(OPEN, number=1)), (), "running")], Room(cores=4), 200.0)
+    assert not decide([Job(run, (OPEN,), (), "running", ran_s=100.0)], Room(cores=4), 9e9)
+    stopped = decide([Job(run, (OPEN, replace(OPEN, number=1)), (), "running", ran_s=160.0)], Room(cores=4), 200.0)
     assert [(each.state, each.cause, each.attempt) for each in stopped] == [("TERMINATING", "max_duration", 1)]
 
 

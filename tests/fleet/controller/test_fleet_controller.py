@@ -3,11 +3,13 @@
 import os
 import signal
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from queued import attempts, controller, fake, history, logged, rounds, state, until_ended
 
+from smalti.base import clock, database
 from smalti.base.errors import UserError
 from smalti.base.processes import identity
 from smalti.config.launch import LaunchConfig
@@ -141,6 +143,41 @@ def test_stop_and_the_longest_duration(tmp_path: Path) -> None:
     assert [(state(run).state, state(run).cause) for run in (stopped, limited)] == [
         ("STOPPED", "user"), ("STOPPED", "max_duration"),
     ]  # fmt: skip
+
+
+@slow
+def test_a_clock_that_jumps_neither_ends_nor_prolongs_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    control = controller()
+    run = fake(tmp_path, "limited", seconds=60, max_duration="3s")
+    rounds(control, lambda: state(run).state == "RUNNING")
+    now_s = clock.wall_s()
+    with database.transaction() as db:  # as after a jump of a day, of this process and of the one that started the run
+        db.execute("UPDATE fleet_attempts SET started_s=started_s-86400")
+    monkeypatch.setattr(clock, "wall_s", lambda: now_s + 86_400)
+    for _ in range(3):
+        control.round()
+    assert state(run).state == "RUNNING"
+    monkeypatch.setattr(clock, "wall_s", lambda: now_s - 86_400)
+    until_ended(control, run)
+    assert state(run).cause == "max_duration"
+    assert 3.0 < sum(attempt.duration_s() for attempt in attempts(run)) < 60.0
+
+
+def test_how_long_an_attempt_has_run() -> None:
+    own = runs.Attempt(1, 0, "n", (), os.getpid(), identity(os.getpid()), 1.0, None, None, None, run_s=0.0)
+    assert 0.0 < own.duration_s() < 1e6
+    assert replace(own, process="another boot/17", run_s=30.0).duration_s() == 30.0, "what was recorded last"
+    assert replace(own, ended_s=900.0, run_s=30.0).duration_s() == 30.0
+    assert replace(own, ended_s=61.0, run_s=None).duration_s() == 60.0, "a row of an earlier version"
+
+
+@slow
+def test_a_run_without_gpus_sees_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
+    command = ["/bin/sh", "-c", 'echo "cuda=$CUDA_VISIBLE_DEVICES hip=${HIP_VISIBLE_DEVICES-unset}" > seen']
+    run = changes.add("a", command, LaunchConfig(), Room(cores=1), directory=str(tmp_path))
+    until_ended(controller(), run)
+    assert (tmp_path / "seen").read_text() == "cuda= hip=\n"
 
 
 @slow
