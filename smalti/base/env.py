@@ -5,6 +5,7 @@ torchrun's and Slurm's variables are used under their own names.
 
 import os
 import re
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
 
@@ -108,6 +109,11 @@ def grow_gpu_segments() -> None:
 def child_environment(extra: dict[str, str]) -> dict[str, str]:
     """Return a copy of this environment updated with ``extra``, for a child process."""
     return {**os.environ, **extra}
+
+
+def variables_of(names: Iterable[str]) -> dict[str, str]:
+    """Return those of the named variables that are set and not empty."""
+    return {name: os.environ[name] for name in names if os.environ.get(name)}
 
 
 def quiet_daft() -> None:

@@ -1,14 +1,16 @@
 """The section ``launch``: how ``smalti fleet launch`` queues and runs a recipe. ``smalti train`` does not read it."""
 
-from typing import Literal, Self
+from typing import Annotated, Literal, Self
 
-from pydantic import model_validator
+from pydantic import Field, model_validator
 
 from smalti.config.schema import Config, Count, NotAllowed, WallTime, Whole, placement
 
 RetryCause = Literal["fault", "killed", "lost"]
 """Why an attempt ended that may be repeated: ``smalti train`` ended with exit code 75 or 143 without being asked to; it
 was killed by a signal; its parent process was killed, or the machine was restarted."""
+
+SecretName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,99}$")]
 
 Level = Literal["low", "normal", "high"]
 _LEVELS: dict[Level, int] = {"low": 10, "normal": 50, "high": 90}
@@ -31,6 +33,10 @@ class LaunchConfig(Config):
     """Most attempts that follow one cause: fault, killed, lost. Absent: as many as ``retries``."""
     depends_on: tuple[str, ...] = placement(())
     """Ids of runs that must be completed before this one is queued."""
+
+    secrets: tuple[SecretName, ...] = placement(())
+    """Names of environment variables that the run gets with secret values: those of the command that launches it, else
+    those that ``smalti fleet secret set NAME`` has stored. No value is recorded in a config, log or database."""
 
     @property
     def level(self) -> int:

@@ -96,3 +96,18 @@ def _fsspec_knows(scheme: str) -> bool:
     import fsspec
 
     return scheme in fsspec.available_protocols()
+
+
+def check_run_name(name: str) -> str:
+    """Return ``name``, which is also that of a folder."""
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", name):
+        raise NotAllowed(
+            f"'{name}' cannot be a folder name",
+            allowed="1 to 100 letters, digits, '.', '_' and '-', the first a letter or digit",
+            hint=f"name={re.sub('[^A-Za-z0-9._-]+', '-', name).lstrip('._-')[:100] or 'mine'}",
+        )
+    return name
+
+
+RunName = Annotated[str, AfterValidator(check_run_name)]
+"""The name of a run and of its folder."""

@@ -1,9 +1,8 @@
 """The config of a run: the fields of every training, and the whole config of ``smalti train``."""
 
-import re
 from typing import Self
 
-from pydantic import field_validator, model_validator
+from pydantic import model_validator
 
 from smalti.config.adapter import AdapterConfig
 from smalti.config.chaos import ChaosConfig
@@ -12,7 +11,7 @@ from smalti.config.durations import RunLength, check_schedule
 from smalti.config.eval import InLoopConfig
 from smalti.config.launch import LaunchConfig
 from smalti.config.model import ModelConfig
-from smalti.config.places import LocalFolder
+from smalti.config.places import LocalFolder, RunName
 from smalti.config.profile import ProfileConfig
 from smalti.config.schema import Config, NotAllowed, Whole, placement
 from smalti.config.track import TrackConfig
@@ -23,7 +22,7 @@ from smalti.config.tune import TuneConfig
 class JobConfig(Config):
     """The fields of every kind of training, independent of its model and data."""
 
-    name: str
+    name: RunName
     """Name of the run and of its folder."""
     seed: Whole = 17
     """Seed of the data order and of the initial weights."""
@@ -60,17 +59,6 @@ class JobConfig(Config):
     def length(self) -> RunLength:
         """Steps of the run and tokens of each step, those before a fork by its history."""
         return RunLength.of(self.train, self.history)
-
-    @field_validator("name")
-    @classmethod
-    def _name_is_a_folder_name(cls, name: str) -> str:
-        if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", name):
-            raise NotAllowed(
-                f"'{name}' cannot be a folder name",
-                allowed="1 to 100 letters, digits, '.', '_' and '-', the first a letter or digit",
-                hint=f"name={re.sub('[^A-Za-z0-9._-]+', '-', name).lstrip('._-')[:100] or 'mine'}",
-            )
-        return name
 
     @model_validator(mode="after")
     def _schedule_fits_the_run(self) -> Self:

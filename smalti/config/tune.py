@@ -8,6 +8,8 @@ from smalti.config.adapter import AdapterConfig
 from smalti.config.chaos import ChaosConfig
 from smalti.config.eval import InLoopConfig
 from smalti.config.examples import ExamplesConfig
+from smalti.config.launch import LaunchConfig
+from smalti.config.places import RunName
 from smalti.config.preference import DistillConfig, PreferenceConfig, RewardConfig
 from smalti.config.profile import ProfileConfig
 from smalti.config.schema import Config, NotAllowed, Whole, placement
@@ -82,7 +84,7 @@ class TuneRecipe(Config):
     """A recipe of ``smalti tune``: a run whose model and data follow from ``init_from`` and the examples
     (``smalti.tune.prepare``). ``smalti tune sft RECIPE --print-config`` prints the whole config of the run."""
 
-    name: str
+    name: RunName
     """Name of the run and of its folder."""
     seed: Whole = 17
     """Seed of the data order."""
@@ -94,7 +96,7 @@ class TuneRecipe(Config):
     """The examples and the loss."""
     adapter: AdapterConfig | None = None
     """Adapters to train in place of the weights; absent: all weights are trained."""
-    model: dict[str, Any] | None = None
+    model: dict[str, Any] = Field(default_factory=dict)
     """Changes of the model; absent: that of ``init_from``."""
     data: dict[str, Any] = Field(default_factory=dict)
     """Further sources, held-out sets and stages, as in a run; absent: the examples alone."""
@@ -104,6 +106,8 @@ class TuneRecipe(Config):
     """Tasks that run during training."""
     track: TrackConfig = TrackConfig()
     """Where metrics are written."""
+    launch: LaunchConfig | None = placement(None)
+    """How ``smalti fleet launch`` queues the run."""
     profile: ProfileConfig = ProfileConfig()
     """Steps to profile."""
     chaos: ChaosConfig | None = placement(None)

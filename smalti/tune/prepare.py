@@ -79,7 +79,7 @@ def complete(
         tune, tokenizer, seq_len, origin=origin, compute=compute, quantization=quantization, write=tokenize
     )
     is_known = (folder / TRAIN / RECORD_NAME).is_file()
-    _refuse_own_names(data, folder)
+    _refuse_own_names(data)
     stages = data.get("stages") or [{"weights": {SOURCE: 1.0}}]
     has_heldout = (folder / HELDOUT).is_dir() if is_known else tune.examples.heldout_frac > 0
     heldout = {VALIDATION: str(folder / HELDOUT)} if has_heldout else {}
@@ -110,14 +110,10 @@ def _require_scores(family: str) -> None:
         )
 
 
-def _refuse_own_names(data: Mapping[str, Any], folder: Path) -> None:
-    """Raise UserError where the recipe gives the sections that follow from the examples, and gives others.
-
-    A resolved recipe gives the same ones.
-    """
-    for section, name, path in (("sources", SOURCE, folder / TRAIN), ("heldout", VALIDATION, folder / HELDOUT)):
-        given = (data.get(section) or {}).get(name)
-        if given is not None and (given.get("path") if isinstance(given, Mapping) else given) != str(path):
+def _refuse_own_names(data: Mapping[str, Any]) -> None:
+    """Raise UserError where the recipe gives the sections that follow from the examples."""
+    for section, name in (("sources", SOURCE), ("heldout", VALIDATION)):
+        if name in (data.get(section) or {}):
             raise UserError(
                 f"data.{section}.{name} is given, and follows from tune.examples",
                 allowed="other names",

@@ -4,6 +4,7 @@ from typing import Annotated, Any
 
 import typer
 
+from smalti.cli.fleet import secret
 from smalti.cli.options import Json, Overrides, Recipe
 
 app = typer.Typer(
@@ -12,6 +13,8 @@ app = typer.Typer(
     no_args_is_help=True,
     help="Launch runs in the background: a queue with priorities, preemption, retries and dependencies.",
 )
+
+app.add_typer(secret.app, name="secret")
 
 _Id = Annotated[str, typer.Argument(metavar="ID", help="Id of a run, as 'smalti fleet ls' lists it; or its number.")]
 _After = Annotated[
@@ -42,10 +45,11 @@ def launch(
     from smalti.cli.tables import print_json
     from smalti.config.load import dump
     from smalti.config.run import RunConfig
+    from smalti.config.tune import TuneRecipe
 
     check_cluster(on)
     run = append(recipe, overrides or [], after=after or [], add=not dry_run)
-    if isinstance(run, RunConfig):
+    if isinstance(run, RunConfig | TuneRecipe):
         print_json(run.model_dump(mode="json")) if as_json else print(dump(run), end="")
         return
     if as_json:

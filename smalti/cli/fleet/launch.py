@@ -4,13 +4,15 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from smalti.base.errors import DataError, UserError
 
 if TYPE_CHECKING:
     from smalti.config.launch import LaunchConfig
+    from smalti.config.parallel import ParallelConfig
     from smalti.config.run import RunConfig
+    from smalti.config.tune import TuneRecipe
     from smalti.fleet.queue.runs import Run
     from smalti.fleet.queue.schedule import Room
 
@@ -45,34 +47,86 @@ def with_sections(overrides: Sequence[str]) -> list[str]:
     return completed
 
 
-def launch(recipe: str, overrides: Sequence[str], *, after: Sequence[str] = (), add: bool = True) -> "Run | RunConfig":
-    """Check a run, and append it to the queue of this machine unless ``add`` is false: then its config is returned."""
+def launch(
+    recipe: str, overrides: Sequence[str], *, after: Sequence[str] = (), add: bool = True
+) -> "Run | RunConfig | TuneRecipe":
+    """Check a run, and append it to the queue of this machine unless ``add`` is false: then its config is returned.
+
+    What is queued of a recipe with a section ``tune`` is that recipe: its examples are tokenized now, and found again
+    when it starts. If it tunes the model of a run that it depends on, they are tokenized when it starts.
+    """
     from smalti.cli.train import preflight
     from smalti.cli.working_directory import enter, load_run
     from smalti.config.load import dump
 
     recipe, overrides = enter(recipe, with_sections(overrides))
+    tuning = _tune_recipe(recipe, overrides)
+    if tuning is not None and _is_awaited(tuning.init_from, _settings(tuning, after).depends_on):
+        tuning = placed(tuning, _settings(tuning, after))
+        return _add(tuning, room_for(parallel_of(tuning), _settings(tuning, ())), dump(tuning)) if add else tuning
     config = load_run(recipe, overrides).config
-    settings = _settings(config, after)
-    if settings.gpus is not None:
-        parallel = config.train.parallel.model_copy(update={"ranks": settings.gpus})
-        config = config.model_copy(update={"train": config.train.model_copy(update={"parallel": parallel})})
-    config = config.model_copy(update={"launch": settings})
-    need = room_for(config, settings)
+    config = placed(config, _settings(config, after))
+    need = room_for(config.train.parallel, _settings(config, ()))
     preflight.check(config, ranks=config.train.parallel.ranks)
     if not add:
         return config
-    return _add(config, settings, need, dump(config))
+    return _add(config, need, dump(config if tuning is None else placed(tuning, _settings(tuning, after))))
 
 
-def _settings(config: "RunConfig", after: Sequence[str]) -> "LaunchConfig":
+C = TypeVar("C", "RunConfig", "TuneRecipe")
+
+
+def placed(config: C, settings: "LaunchConfig") -> C:
+    """Return a config with these settings, and with a rank for each GPU that they name."""
+    update: dict[str, Any] = {"launch": settings}
+    if settings.gpus is not None and isinstance(config.train, dict):
+        update["train"] = {**config.train, "parallel": {**(config.train.get("parallel") or {}), "ranks": settings.gpus}}
+    elif settings.gpus is not None:
+        parallel = parallel_of(config).model_copy(update={"ranks": settings.gpus})
+        update["train"] = config.train.model_copy(update={"parallel": parallel})
+    return config.model_copy(update=update)
+
+
+def parallel_of(config: "RunConfig | TuneRecipe") -> "ParallelConfig":
+    """Return the section ``train.parallel``, with its defaults."""
+    from smalti.config.parallel import ParallelConfig
+
+    if isinstance(config.train, dict):
+        return ParallelConfig.model_validate(config.train.get("parallel") or {})
+    return config.train.parallel
+
+
+def _tune_recipe(recipe: str, overrides: Sequence[str]) -> "TuneRecipe | None":
+    from smalti.config.load import load
+    from smalti.config.tune import TuneRecipe
+
+    try:
+        return load(TuneRecipe, recipe, overrides).config
+    except UserError:  # loaded as the recipe of a run it has the better message
+        return None
+
+
+def _is_awaited(model: str, depends_on: Sequence[str]) -> bool:
+    """Return whether a run that is not completed yet, and is waited for, has yet to write this model."""
+    from smalti.base import database
+    from smalti.fleet.queue import runs
+
+    path = Path(os.path.abspath(model))
+    if path.exists():
+        return False
+    with database.transaction(write=False) as db:
+        awaited = [runs.get(db, reference) for reference in depends_on]
+    return any(path.is_relative_to(run.folder) for run in awaited if run.folder is not None and not run.is_ended)
+
+
+def _settings(config: "RunConfig | TuneRecipe", after: Sequence[str]) -> "LaunchConfig":
     from smalti.config.launch import LaunchConfig
 
     settings = config.launch or LaunchConfig()
     return settings.model_copy(update={"depends_on": (*settings.depends_on, *after)})
 
 
-def room_for(config: "RunConfig", settings: "LaunchConfig") -> "Room":
+def room_for(parallel: "ParallelConfig", settings: "LaunchConfig") -> "Room":
     """Return the cores or GPUs that a run holds. Raises UserError where this machine has less.
 
     On GPUs one for each rank; else ranks x train.parallel.threads cores, all cores with ``threads: auto``.
@@ -80,7 +134,7 @@ def room_for(config: "RunConfig", settings: "LaunchConfig") -> "Room":
     from smalti.fleet.controller.__main__ import this_room
     from smalti.fleet.queue.schedule import Room
 
-    machine, parallel = this_room(), config.train.parallel
+    machine = this_room()
     if settings.gpus is not None and parallel.device == "cpu":
         raise UserError(
             f"launch.gpus={settings.gpus} with train.parallel.device=cpu",
@@ -101,7 +155,7 @@ def room_for(config: "RunConfig", settings: "LaunchConfig") -> "Room":
     )
 
 
-def _add(config: "RunConfig", settings: "LaunchConfig", need: "Room", recipe: str) -> "Run":
+def _add(config: "RunConfig | TuneRecipe", need: "Room", recipe: str) -> "Run":
     import smalti
     from smalti.fleet.controller import start
     from smalti.fleet.queue import changes
@@ -114,10 +168,10 @@ def _add(config: "RunConfig", settings: "LaunchConfig", need: "Room", recipe: st
     run = changes.add(
         config.name,
         [sys.executable, "-m", "smalti", "train", "{recipe}"],
-        settings,
+        _settings(config, ()),
         need,
         directory=os.getcwd(),
-        folder=os.path.abspath(config.run_folder),
+        folder=os.path.abspath(config.folder or f"runs/{config.name}"),
         recipe=recipe,
         commit=commit,
     )

@@ -23,7 +23,7 @@ from smalti.base.env import child_environment, fleet_attempt, visible_gpus
 from smalti.base.errors import ExitCode, RetryableError, SmaltiError
 from smalti.base.log import get, setup
 from smalti.base.processes import age_s, die_with_parent, identity
-from smalti.fleet.queue import runs
+from smalti.fleet.queue import runs, secret_values
 from smalti.fleet.queue.runs import Attempt, Run
 
 _STOP_S = 180.0
@@ -141,10 +141,12 @@ def output_of(place: Path, attempt: int) -> Path:
 
 
 def _variables(run: Run, attempt: Attempt) -> dict[str, str]:
-    """Return what the run gets beside the environment of the controller: of the GPUs only those that it holds."""
+    """Return what the run gets beside the environment of the controller: its secrets, and of the GPUs only those that
+    it holds."""
     names = visible_gpus() if attempt.gpus else []
     gpus = ",".join(names[gpu] for gpu in attempt.gpus if gpu < len(names))
-    variables = {"SMALTI_FLEET_RUN": run.id, "CUDA_VISIBLE_DEVICES": gpus}
+    secrets = secret_values.values(run.number, run.secrets)
+    variables = {**secrets, "SMALTI_FLEET_RUN": run.id, "CUDA_VISIBLE_DEVICES": gpus}
     return variables if gpus else variables | {"HIP_VISIBLE_DEVICES": "", "ROCR_VISIBLE_DEVICES": ""}
 
 

@@ -22,7 +22,7 @@ from smalti.base.processes import is_running
 from smalti.fleet.controller.decide import Job, Move, Sight, decide
 from smalti.fleet.controller.lease import Lease, Superseded
 from smalti.fleet.controller.start import NONCE, start_attempt
-from smalti.fleet.queue import runs
+from smalti.fleet.queue import runs, secret_values
 from smalti.fleet.queue.runs import Attempt
 from smalti.fleet.queue.schedule import Room
 from smalti.fleet.queue.states import ACTIVE
@@ -145,6 +145,8 @@ def _apply(db: sqlite3.Connection, move: Move) -> None:
     moved = runs.move(
         db, run, move.state, cause=move.cause, source="controller", attempt=move.attempt, detail=move.detail, **columns
     )
+    if moved and move.state == "COMPLETED":
+        secret_values.forget(run.number)
     if moved and move.gpus is not None:
         db.execute(
             "INSERT INTO fleet_attempts (run, number, nonce, gpus) VALUES (?, ?, ?, ?)",

@@ -8,6 +8,7 @@ from smalti.base import clock, database
 from smalti.base.errors import UserError
 from smalti.config.durations import to_seconds
 from smalti.config.launch import LaunchConfig
+from smalti.fleet.queue import secret_values
 from smalti.fleet.queue.runs import Run, get, move, select, this_host, write_event
 from smalti.fleet.queue.schedule import Room
 from smalti.fleet.queue.states import ENDED, WAITING
@@ -27,7 +28,8 @@ def add(
 ) -> Run:
     """Append a run to the queue, and return it.
 
-    Raises UserError where another run that has not ended uses the folder, or a dependency does not exist or has failed.
+    Raises UserError where another run that has not ended uses the folder, a dependency does not exist or has failed, or
+    a secret has no value.
     """
     with database.transaction() as db:
         ids = dict.fromkeys(launch.depends_on)
@@ -61,10 +63,12 @@ def add(
             "retried": "{}",
             "not_before_s": 0.0,
             "time": clock.utc_text(),
+            "secrets": json.dumps(launch.secrets),
         }
         columns, marks = ", ".join(values), ", ".join(f":{column}" for column in values)
         number = db.execute(f"INSERT INTO fleet_runs ({columns}) VALUES ({marks})", values).lastrowid
         assert number is not None
+        secret_values.keep(number, launch.secrets)
         db.executemany("INSERT INTO fleet_dependencies VALUES (?, ?)", [(number, each.number) for each in needs])
         write_event(db, number, "PENDING", cause="launched", source="user")
         return select(db, "number=?", (number,))[0]

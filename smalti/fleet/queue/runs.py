@@ -59,6 +59,8 @@ class Run:
     retried: dict[str, int]
     not_before_s: float
     time: str
+    secrets: tuple[str, ...] = ()
+    """Names of its secrets (``secret_values``)."""
 
     @property
     def id(self) -> str:
@@ -247,6 +249,7 @@ def _run(row: sqlite3.Row) -> Run:
     for name in ("retries_by_cause", "retried"):
         values[name] = json.loads(values[name])
     values |= {"command": tuple(json.loads(values["command"])), "preemptible": bool(values["preemptible"])}
+    values["secrets"] = tuple(json.loads(values["secrets"]))
     return Run(**values)
 
 
