@@ -66,9 +66,10 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
         """CREATE TABLE fleet_controllers (
             host TEXT PRIMARY KEY, token INTEGER NOT NULL, pid INTEGER, process TEXT, renewed_s REAL NOT NULL)""",
     ),
-    (  # 3: how long an attempt has run, independent of the clock of the day; the names of a run's secrets
+    (  # 3: how long an attempt has run; names of secrets; the folder of packed code
         "ALTER TABLE fleet_attempts ADD COLUMN run_s REAL",
         "ALTER TABLE fleet_runs ADD COLUMN secrets TEXT NOT NULL DEFAULT '[]'",
+        "ALTER TABLE fleet_runs ADD COLUMN packed TEXT",
     ),
 )
 """Statements of each schema version, counted from 1 in ``PRAGMA user_version``. Append only: files of users have run

@@ -34,6 +34,8 @@ NOT_RUN = {
         "smalti fleet clone demo-1 name=demo-2 train.optimizer.lr=1e-3",
         "smalti fleet update demo-1 priority=high",
         "smalti fleet events demo-1 --json",
+        "smalti fleet secret set HF_TOKEN",
+        "smalti fleet secret rm HF_TOKEN --yes",
     ),
     "a run in the background; tests/cli/fleet",
 )

@@ -20,6 +20,9 @@ _Id = Annotated[str, typer.Argument(metavar="ID", help="Id of a run, as 'smalti 
 _After = Annotated[
     list[str] | None, typer.Option("--after", metavar="ID", help="Start after this run is completed; may be repeated.")
 ]
+_Pack = Annotated[
+    bool, typer.Option("--pack", help="Run a copy of Smalti's files as they are now; needed if they are not committed.")
+]
 _Yes = Annotated[bool, typer.Option("--yes", help="Do it; without it, print what would be done.")]
 
 
@@ -29,6 +32,7 @@ def launch(
     overrides: Overrides = None,
     on: Annotated[str, typer.Option("--on", metavar="CLUSTER", help="Where it runs: local, this machine.")] = "local",
     after: _After = None,
+    pack: _Pack = False,
     yes: Annotated[bool, typer.Option("--yes", help="No effect on local, which costs nothing.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Check the run and print its config, and exit.")] = False,
     as_json: Json = False,
@@ -48,7 +52,7 @@ def launch(
     from smalti.config.tune import TuneRecipe
 
     check_cluster(on)
-    run = append(recipe, overrides or [], after=after or [], add=not dry_run)
+    run = append(recipe, overrides or [], after=after or [], pack=pack, add=not dry_run)
     if isinstance(run, RunConfig | TuneRecipe):
         print_json(run.model_dump(mode="json")) if as_json else print(dump(run), end="")
         return
@@ -164,11 +168,13 @@ def resume(run: _Id, as_json: Json = False) -> None:
 
 
 @app.command(epilog="Example: smalti fleet clone demo-1 name=demo-2 train.optimizer.lr=1e-3")
-def clone(run: _Id, overrides: Overrides = None, after: _After = None, as_json: Json = False) -> None:
+def clone(
+    run: _Id, overrides: Overrides = None, after: _After = None, pack: _Pack = False, as_json: Json = False
+) -> None:
     """Launch the recipe of a run again, with changes, from the same directory."""
     from smalti.cli.fleet.launch import clone as append
 
-    _print(append(run, overrides or [], after=after or []), as_json)
+    _print(append(run, overrides or [], after=after or [], pack=pack), as_json)
 
 
 @app.command(epilog="Example: smalti fleet update demo-1 priority=high")

@@ -48,7 +48,7 @@ def with_sections(overrides: Sequence[str]) -> list[str]:
 
 
 def launch(
-    recipe: str, overrides: Sequence[str], *, after: Sequence[str] = (), add: bool = True
+    recipe: str, overrides: Sequence[str], *, after: Sequence[str] = (), pack: bool = False, add: bool = True
 ) -> "Run | RunConfig | TuneRecipe":
     """Check a run, and append it to the queue of this machine unless ``add`` is false: then its config is returned.
 
@@ -63,14 +63,16 @@ def launch(
     tuning = _tune_recipe(recipe, overrides)
     if tuning is not None and _is_awaited(tuning.init_from, _settings(tuning, after).depends_on):
         tuning = placed(tuning, _settings(tuning, after))
-        return _add(tuning, room_for(parallel_of(tuning), _settings(tuning, ())), dump(tuning)) if add else tuning
+        need = room_for(parallel_of(tuning), _settings(tuning, ()))
+        return _add(tuning, need, dump(tuning), pack=pack) if add else tuning
     config = load_run(recipe, overrides).config
     config = placed(config, _settings(config, after))
     need = room_for(config.train.parallel, _settings(config, ()))
     preflight.check(config, ranks=config.train.parallel.ranks)
     if not add:
         return config
-    return _add(config, need, dump(config if tuning is None else placed(tuning, _settings(tuning, after))))
+    queued = config if tuning is None else placed(tuning, _settings(tuning, after))
+    return _add(queued, need, dump(queued), pack=pack)
 
 
 C = TypeVar("C", "RunConfig", "TuneRecipe")
@@ -155,16 +157,14 @@ def room_for(parallel: "ParallelConfig", settings: "LaunchConfig") -> "Room":
     )
 
 
-def _add(config: "RunConfig | TuneRecipe", need: "Room", recipe: str) -> "Run":
+def _add(config: "RunConfig | TuneRecipe", need: "Room", recipe: str, *, pack: bool) -> "Run":
     import smalti
     from smalti.fleet.controller import start
-    from smalti.fleet.queue import changes
-    from smalti.track.provenance import git_state
+    from smalti.fleet.launch.code import code_of
+    from smalti.fleet.queue import changes, runs
 
     if not Path(os.getcwd()).is_dir():
         raise DataError("the current directory was deleted", hint="cd to the directory of the recipe's data")
-    state = git_state(Path(smalti.__file__).parent)
-    commit = None if state is None else f"{state['commit']}{'-dirty' if state['dirty'] else ''}"
     run = changes.add(
         config.name,
         [sys.executable, "-m", "smalti", "train", "{recipe}"],
@@ -173,13 +173,13 @@ def _add(config: "RunConfig | TuneRecipe", need: "Room", recipe: str) -> "Run":
         directory=os.getcwd(),
         folder=os.path.abspath(config.folder or f"runs/{config.name}"),
         recipe=recipe,
-        commit=commit,
+        code=code_of(Path(smalti.__file__).parent, runs.place() / "code", pack=pack),
     )
     start.ensure()
     return run
 
 
-def clone(reference: str, overrides: Sequence[str], *, after: Sequence[str] = ()) -> "Run":
+def clone(reference: str, overrides: Sequence[str], *, after: Sequence[str] = (), pack: bool = False) -> "Run":
     """Launch the recipe of a run again, with changes, from the directory that it was launched in."""
     import tempfile
 
@@ -196,7 +196,7 @@ def clone(reference: str, overrides: Sequence[str], *, after: Sequence[str] = ()
         file.write(source.recipe)
         file.flush()
         os.chdir(source.directory)
-        launched = launch(file.name, [*_of_the_folder(source.name, overrides), *overrides], after=after)
+        launched = launch(file.name, [*_of_the_folder(source.name, overrides), *overrides], after=after, pack=pack)
     from smalti.fleet.queue.runs import Run
 
     assert isinstance(launched, Run)

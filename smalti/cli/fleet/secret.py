@@ -17,16 +17,16 @@ app = typer.Typer(
 _Name = Annotated[str, typer.Argument(metavar="NAME", help="Name of the environment variable.")]
 
 
-@app.command("set", epilog="Example: smalti fleet secret set HF_TOKEN < token.txt")
+@app.command("set", epilog="Example: smalti fleet secret set HF_TOKEN")
 def set_value(name: _Name) -> None:
-    """Store a value, which is read from the standard input, in a file that only you can read; or replace it."""
+    """Store a value in a file that only you can read, or replace it. It is asked for, or read from the standard input."""
     from smalti.config.launch import LaunchConfig
     from smalti.config.load import from_dict
     from smalti.fleet.queue import secret_values
 
     from_dict(LaunchConfig, {"secrets": [name]}, "the name")
-    given = typer.prompt(name, hide_input=True) if sys.stdin.isatty() else sys.stdin.read()
-    secret_values.store(name, given.removesuffix("\n"))
+    value = typer.prompt(name, hide_input=True) if sys.stdin.isatty() else sys.stdin.read()
+    secret_values.store(name, value.removesuffix("\n"))
     print(f"{name} is stored")
 
 
@@ -40,7 +40,7 @@ def ls(as_json: Json = False) -> None:
     if as_json:
         print_json(names)
         return
-    print_table(("name",), [(name,) for name in names], empty="none; smalti fleet secret set NAME < FILE stores one")
+    print_table(("name",), [(name,) for name in names], empty="none; smalti fleet secret set NAME stores one")
 
 
 @app.command(epilog="Example: smalti fleet secret rm HF_TOKEN --yes")

@@ -19,7 +19,7 @@ from typing import IO
 
 from smalti.base import clock, database, store
 from smalti.base.disk import writing
-from smalti.base.env import child_environment, fleet_attempt, visible_gpus
+from smalti.base.env import child_environment, fleet_attempt, variables_of, visible_gpus
 from smalti.base.errors import ExitCode, RetryableError, SmaltiError
 from smalti.base.log import get, setup
 from smalti.base.processes import age_s, die_with_parent, identity
@@ -147,6 +147,9 @@ def _variables(run: Run, attempt: Attempt) -> dict[str, str]:
     gpus = ",".join(names[gpu] for gpu in attempt.gpus if gpu < len(names))
     secrets = secret_values.values(run.number, run.secrets)
     variables = {**secrets, "SMALTI_FLEET_RUN": run.id, "CUDA_VISIBLE_DEVICES": gpus}
+    if run.packed is not None:
+        paths = [run.packed, *variables_of(["PYTHONPATH"]).values()]
+        variables |= {"PYTHONPATH": os.pathsep.join(paths), "PYTHONSAFEPATH": "1"}  # before a checkout in the directory
     return variables if gpus else variables | {"HIP_VISIBLE_DEVICES": "", "ROCR_VISIBLE_DEVICES": ""}
 
 

@@ -8,6 +8,7 @@ from smalti.base import clock, database
 from smalti.base.errors import UserError
 from smalti.config.durations import to_seconds
 from smalti.config.launch import LaunchConfig
+from smalti.fleet.launch.code import Code
 from smalti.fleet.queue import secret_values
 from smalti.fleet.queue.runs import Run, get, move, select, this_host, write_event
 from smalti.fleet.queue.schedule import Room
@@ -23,7 +24,7 @@ def add(
     directory: str,
     folder: str | None = None,
     recipe: str | None = None,
-    commit: str | None = None,
+    code: Code | None = None,
     cluster: str = "local",
 ) -> Run:
     """Append a run to the queue, and return it.
@@ -59,7 +60,8 @@ def add(
             "recipe": recipe,
             "directory": directory,
             "folder": folder,
-            "code_commit": commit,
+            "code_commit": None if code is None else code.commit,
+            "packed": None if code is None or code.folder is None else str(code.folder),
             "retried": "{}",
             "not_before_s": 0.0,
             "time": clock.utc_text(),

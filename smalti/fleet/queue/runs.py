@@ -55,12 +55,14 @@ class Run:
     folder: str | None
     """Its run folder, absolute."""
     code_commit: str | None
-    """Commit of Smalti's checkout when it was launched, ``-dirty`` if that had changes; None: an installed version."""
+    """Commit of Smalti's checkout, with ``+DIGEST`` of a packed copy; None: an installed version."""
     retried: dict[str, int]
     not_before_s: float
     time: str
     secrets: tuple[str, ...] = ()
     """Names of its secrets (``secret_values``)."""
+    packed: str | None = None
+    """Folder of the packed copy of Smalti that it runs; None: the one that was launched."""
 
     @property
     def id(self) -> str:

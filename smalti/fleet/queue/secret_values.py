@@ -20,17 +20,17 @@ def keep(run: int, names: Iterable[str]) -> None:
     """Keep the values of this process's environment for a run. Raises UserError for a name that has none, and is not
     stored either."""
     names = list(names)
-    given = variables_of(names)
+    variables = variables_of(names)
     for name in names:
-        if name not in given and name not in stored():
+        if name not in variables and name not in stored():
             close = nearest(name, stored())
             raise UserError(
                 f"launch.secrets: {name} is neither a variable of the environment nor a stored secret",
                 allowed="names of 'smalti fleet secret ls', or of variables that are set",
-                hint=f"did you mean {close}?" if close else f"smalti fleet secret set {name} < FILE",
+                hint=f"did you mean {close}?" if close else f"smalti fleet secret set {name}",
             )
-    if given:
-        _write(_of_run(run), json.dumps(given))
+    if variables:
+        _write(_of_run(run), json.dumps(variables))
 
 
 def values(run: int, names: Iterable[str]) -> dict[str, str]:
@@ -39,13 +39,13 @@ def values(run: int, names: Iterable[str]) -> dict[str, str]:
     Raises UserError for one that was removed, and DataError for a file that others can read.
     """
     kept = json.loads(_read(_of_run(run)) or "{}")
-    found: dict[str, str] = {}
+    secret_values: dict[str, str] = {}
     for name in names:
         value = kept.get(name) if name in kept else _read(_place() / name)
         if value is None:
-            raise UserError(f"the secret {name} is not stored any more", hint=f"smalti fleet secret set {name} < FILE")
-        found[name] = value
-    return found
+            raise UserError(f"the secret {name} is not stored any more", hint=f"smalti fleet secret set {name}")
+        secret_values[name] = value
+    return secret_values
 
 
 def forget(run: int) -> None:

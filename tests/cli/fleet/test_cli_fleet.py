@@ -16,6 +16,7 @@ from cli_in_process import run_cli
 from queued import history
 
 from smalti.fleet.controller import start
+from smalti.fleet.launch import code
 from smalti.fleet.queue import changes, runs
 
 pytestmark = pytest.mark.usefixtures("home")
@@ -27,6 +28,7 @@ CANARY = "canary-5dd1b0"
 def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with a recipe and its data; no controller is started."""
     monkeypatch.setattr(start, "ensure", lambda: None)
+    monkeypatch.setattr(code, "git_state", lambda folder: {"commit": "c0ffee", "dirty": False})
     train_process.write_recipe(tmp_path, train_process.one_rank())
     return tmp_path
 
@@ -152,7 +154,9 @@ def test_a_run_preempts_another_which_continues_with_the_same_losses(tmp_path: P
     """The real thing: a controller in the background, two trainings, a preemption. No secret is written anywhere."""
     train_process.write_recipe(tmp_path, train_process.one_rank("200step").replace("threads: 1, ", ""))
     secrets = {"HF_TOKEN": CANARY, "AWS_SECRET_ACCESS_KEY": CANARY, "MY_SECRET": CANARY}
-    low = _smalti(tmp_path, "launch", "r.yaml", "name=low", "priority=low", "preemptible=true", "--json", **secrets)
+    low = _smalti(
+        tmp_path, "launch", "r.yaml", "name=low", "priority=low", "preemptible=true", "--pack", "--json", **secrets
+    )
     assert json.loads(low.stdout)["id"] == "low-1", low.stderr
     end_s = time.monotonic() + 120
     while not train_process_steps(tmp_path / "runs" / "low"):
@@ -161,7 +165,7 @@ def test_a_run_preempts_another_which_continues_with_the_same_losses(tmp_path: P
     arguments = [" ".join(process.info["cmdline"] or ()) for process in psutil.process_iter(["cmdline"])]
     assert any("smalti train" in line for line in arguments)
     assert not [line for line in arguments if CANARY in line]
-    assert _smalti(tmp_path, "launch", "r.yaml", "name=high", "priority=high").returncode == 0
+    assert _smalti(tmp_path, "launch", "r.yaml", "name=high", "priority=high", "--pack").returncode == 0
     for run in ("high-2", "low-1"):
         ended = _smalti(tmp_path, "wait", run)
         assert ended.returncode == 0, ended.stdout + ended.stderr + _smalti(tmp_path, "logs", run).stdout

@@ -14,6 +14,7 @@ from queued import attempts, controller, state, until_ended
 from smalti.base.errors import DataError, UserError
 from smalti.config.launch import LaunchConfig
 from smalti.fleet.controller import start
+from smalti.fleet.launch import code
 from smalti.fleet.queue import changes, runs, secret_values
 from smalti.fleet.queue.schedule import Room
 
@@ -57,9 +58,7 @@ def test_a_run_gets_its_secrets_and_no_file_has_them(
     assert "canary" not in capfd.readouterr().out
 
 
-def test_files_are_for_their_owner_alone(
-    tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_files_are_for_their_owner_alone(tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store(monkeypatch, tmp_path, "STORED_KEY", STORED)
     monkeypatch.setenv("GIVEN_KEY", GIVEN)
     run = check(tmp_path)
@@ -93,6 +92,7 @@ def test_stored_secrets_are_listed_and_deleted(tmp_path: Path, monkeypatch: pyte
 
 def test_a_launched_recipe_records_the_names_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(start, "ensure", lambda: None)
+    monkeypatch.setattr(code, "git_state", lambda folder: {"commit": "c0ffee", "dirty": False})
     monkeypatch.setenv("GIVEN_KEY", GIVEN)
     train_process.write_recipe(tmp_path, train_process.one_rank())
     done = run_cli(tmp_path, "fleet", "launch", "r.yaml", "secrets=[GIVEN_KEY]")

@@ -10,6 +10,7 @@ from tiny_runs import tiny_run
 
 from smalti.cli.working_directory import load_run
 from smalti.fleet.controller import start
+from smalti.fleet.launch import code
 from smalti.fleet.queue import runs
 
 pytestmark = pytest.mark.usefixtures("home")
@@ -32,6 +33,7 @@ train:
 def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with a run, examples and a recipe; no controller is started."""
     monkeypatch.setattr(start, "ensure", lambda: None)
+    monkeypatch.setattr(code, "git_state", lambda folder: {"commit": "c0ffee", "dirty": False})
     tiny_run(tmp_path)
     rows = [{"prompt": f"add {n} and 1", "completion": str(n + 1)} for n in range(60)]
     (tmp_path / "sums.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
