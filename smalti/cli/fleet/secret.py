@@ -19,7 +19,7 @@ _Name = Annotated[str, typer.Argument(metavar="NAME", help="Name of the environm
 
 @app.command("set", epilog="Example: smalti fleet secret set HF_TOKEN")
 def set_value(name: _Name) -> None:
-    """Store a value in a file that only you can read, or replace it. It is asked for, or read from the standard input."""
+    """Store a value in a file that only you can read, or replace it: asked for, or read from the standard input."""
     from smalti.config.launch import LaunchConfig
     from smalti.config.load import from_dict
     from smalti.fleet.queue import secret_values
