@@ -228,6 +228,11 @@ def attempt_is_open() -> bool:
     return "SMALTI_ATTEMPT" in os.environ
 
 
+def peer_memory() -> str | None:
+    """Return the folder of shared memory of Smalti's agent (``SMALTI_PEER_MEMORY``); None where it has none."""
+    return os.environ.get("SMALTI_PEER_MEMORY") or None
+
+
 def fleet_attempt() -> str | None:
     """Return the nonce of the fleet's attempt that this process belongs to (``SMALTI_FLEET_ATTEMPT``)."""
     return os.environ.get("SMALTI_FLEET_ATTEMPT") or None

@@ -127,6 +127,10 @@ class CheckpointConfig(Config):
     verify: bool = placement(False)
     """Read each file again from the disk before a checkpoint is complete, in the thread that wrote it: a disk that has
     changed what was written makes the save fail. Reads as many bytes as are saved; training does not wait."""
+    peer_copies: Cadence | None = placement(None)
+    """How often the state is copied to shared memory, which outlives the ranks: after a fault the next attempt reads
+    the newest copy, and no disk. Each checkpoint is copied there too. Takes the bytes of two checkpoints. Absent: no
+    copies."""
     save_to: str | None = placement(None)
     """URL or folder under which each saved checkpoint is copied in the background, to ``SAVE_TO/NAME/step-...``; a run
     folder without checkpoints is restored from there. Absent: no copies."""

@@ -15,7 +15,7 @@ FILE_NAME = "events.jsonl"
 EVENTS: dict[str, str] = {
     "attempt_started": "the ranks of an attempt are being started",
     "forked": "the run continues from this step with another config; its steps before remain",
-    "resumed": "training continues from a checkpoint",
+    "resumed": "training continues from a checkpoint; source 'peer memory': from its copy in shared memory",
     "auto_resolved": "the values that 'auto' was resolved to on this machine",
     "checkpoint_saved": "a complete checkpoint was saved in the run folder",
     "checkpoint_interval": "the interval that train.checkpoint.every=auto chose, from the measured time of a save",
@@ -27,6 +27,7 @@ EVENTS: dict[str, str] = {
     "checkpoint_copied": "a checkpoint was copied, to train.checkpoint.save_to or by command; with bytes and seconds",
     "checkpoint_copy_failed": "a checkpoint was not copied to train.checkpoint.save_to; it remains in the run folder",
     "checkpoint_restored": "the newest copy in train.checkpoint.save_to was put in a run folder that had no checkpoint",
+    "peer_copy_failed": "the state was not copied to shared memory (train.checkpoint.peer_copies); training continues",
     "data_slow": "a step waited for its data; at most one event a minute",
     "profile_saved": "a window of steps was profiled; its files are in the run folder",
     "eval": "held-out loss was measured in the loop",

@@ -253,6 +253,8 @@ TABLE: tuple[Metric, ...] = (
     Metric("ckpt/save_s", "s", "last", "Time from the start of a checkpoint until it was complete."),
     Metric("ckpt/block_s", "s", "last", "Time that training has waited for a checkpoint."),
     Metric("ckpt/bytes", "bytes", "last", "Size of a checkpoint."),
+    Metric("ckpt/peer_s", "s", "last", "Time from the start of a copy to shared memory until it was complete."),
+    Metric("ckpt/peer_block_s", "s", "last", "Time that training has waited for a copy that is in shared memory only."),
     Metric("ckpt/staging_bytes", "bytes", "rank 0", "Host memory of the copy that a save is written from."),
     Metric(
         "evals/<suite>/<task>/<measure>",

@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from torch import Tensor, nn
@@ -79,6 +80,8 @@ class Job:
     hooks: Sequence[Hook] = field(default_factory=tuple)
     microbatch_tokens: int | None = None
     """Tokens in one forward pass on one rank (whole rows); None for batches of the caller."""
+    memory: Path | None = None
+    """Folder of the shared memory for copies of the state (``train.checkpoint.peer_copies``); None: no copies."""
     indexes: Mapping[str, bytes] = field(default_factory=dict)
     """Indexes that rank 0 has read (``data.stream.inputs.read_inputs``); empty for batches of the caller."""
     prefetch_s: float = 10.0
@@ -151,6 +154,8 @@ class _Agreed(NamedTuple):
     """Some rank does not have its next batch yet."""
     is_writing: bool = False
     """Some rank still writes a checkpoint."""
+    copy: bool = False
+    """The state is to be copied to shared memory."""
 
 
 class _Loop:
@@ -167,9 +172,12 @@ class _Loop:
         self.agreed = _Agreed(lacks_batch=True)
         self._log_when = Cadence(train.log_every, job.length)
         self._status_when = Cadence("5s", job.length)
-        self._vote = Vote(5)
+        self._vote = Vote(6)
         self.saving = Saving(job)
         self._save_when = Cadence(train.checkpoint.every, job.length, self.saving.interval_s)
+        copies = train.checkpoint.peer_copies
+        self._copy_when = None if copies is None else Cadence(copies, job.length)
+        self._lacks_copy = False
         self._wait_began_s = 0.0
         self._is_first_wait = True
         self._warned_s = -math.inf
@@ -211,6 +219,7 @@ class _Loop:
             self.evaluations.heldout_is_due(upcoming),
             not self.batches.has(upcoming),
             self.saving.is_writing,
+            self._copy_when is not None and self._copy_when.due(upcoming),
         )
         microbatches = next(self.batches)
         wait_s = clock.now_s() - self._wait_began_s
@@ -223,7 +232,8 @@ class _Loop:
         """Write the metrics of the steps since the last flush; also before a save, an evaluation or the end."""
         job, agreed = self.job, self.agreed
         evaluates = agreed.evaluate or self.evaluations.tasks_are_due
-        if not (self._log_when.due(job.state.step) or agreed.save or evaluates or agreed.stop or self._is_last):
+        saves = agreed.save or self._copies_now
+        if not (self._log_when.due(job.state.step) or saves or evaluates or agreed.stop or self._is_last):
             return
         try:
             job.recorder.flush(job.batches.metrics(job.state.step) if isinstance(job.batches, TokenBatches) else {})
@@ -238,12 +248,13 @@ class _Loop:
             self.evaluations.run(heldout=self.agreed.evaluate)
 
     def save_if_due(self) -> None:
-        """Begin to save a checkpoint, and report one that is complete.
+        """Begin to save a checkpoint, or to copy the state to shared memory, and report one that is complete.
 
-        After the last step and before a stop, save and wait for it; there a failure is raised.
+        After the last step and before a stop, save and wait for it; there a failure is raised. A copy that is due while
+        a save runs is made after it.
         """
         must_succeed = bool(self.agreed.stop) or self._is_last
-        if not (self.saving.is_running or self._lacks_save(must_succeed)):
+        if not (self.saving.is_running or self._lacks_save(must_succeed) or self._copies_now):
             return
         with self.job.state.progress.within(Phase.CHECKPOINT):
             if not self.agreed.is_writing:
@@ -251,16 +262,30 @@ class _Loop:
             if self._lacks_save(must_succeed):
                 self._save(must_succeed=must_succeed)
                 self._save_when.done()
+                self._copied()
                 self.garbage.collect_all()
+            elif self._copies_now:
+                self.saving.copy_to_memory()
+                self._copied()
             if must_succeed:
                 self.saving.finish(must_succeed=True)
+
+    @property
+    def _copies_now(self) -> bool:
+        """Whether the state is to be copied to shared memory alone: it is due, and no rank still writes."""
+        return self._lacks_copy and not (self.agreed.is_writing or self.is_over)
+
+    def _copied(self) -> None:
+        self._lacks_copy = False
+        if self._copy_when is not None:
+            self._copy_when.done()
 
     def _lacks_save(self, must_succeed: bool) -> bool:
         return (self.agreed.save or must_succeed) and self.job.state.step != self.saving.step
 
     def _save(self, *, must_succeed: bool, extra: int = 0) -> None:
         try:
-            self.saving.start(extra=extra)
+            self.saving.start(extra=extra, in_memory=not must_succeed)
         except RetryableError as error:
             self.saving.failed(self.job.state.step, error, must_succeed=must_succeed)
 
@@ -281,6 +306,7 @@ class _Loop:
     def _agree(self) -> None:
         stop, *agreed = self._vote.result()
         self.agreed = _Agreed(Stop(stop), *map(bool, agreed))
+        self._lacks_copy |= self.agreed.copy
 
     def _warn_if_slow(self, wait_s: float) -> None:
         """Write a warning and an event if a step waited for its data; not for the first, which always waits."""

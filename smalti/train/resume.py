@@ -2,7 +2,8 @@
 
 - Config: placement may change, identity only by a fork (``config/identity.py``, ``track/run.py``,
   ``data/stream/fork.py``).
-- Checkpoint: the newest that verifies; a run that has lost all of its own raises UserError (``track/run.py``).
+- Checkpoint: the newest that verifies, in the run folder or in shared memory; a run that has lost all of its own raises
+  UserError (``track/run.py``).
 - Data: the schedule must be that of the checkpoint (``data/stream/state.py``).
 - Microbatch: half of one that ran out of memory on this placement (``track/out_of_memory.py``).
 - ``init_from``: loaded only without a checkpoint (``train/origin.py``).
@@ -17,11 +18,13 @@ from torch import Tensor
 
 from smalti.base import env, log
 from smalti.base.env import World
+from smalti.base.errors import RetryableError, UserError
 from smalti.config.run import JobConfig, RunConfig
 from smalti.data.stream.fork import plan_fork
 from smalti.distributed.checkpoint import checkpoint
 from smalti.distributed.group import world as worlds
 from smalti.track.checkpoints import manifest, retention
+from smalti.track.checkpoints.names import PEER_MEMORY
 from smalti.track.out_of_memory import limit_tokens
 from smalti.track.run import RunFolder
 from smalti.train import frozen_origins
@@ -59,11 +62,12 @@ def open_folder(
 class Checkpoints:
     """The checkpoints that a run can resume from: finds the newest, and loads it or the one before. All ranks together.
 
-    Those that do not verify are skipped with a warning and an event, and renamed once another one is loaded.
+    Those that do not verify are skipped with a warning and an event, and renamed once another one is loaded; copies in
+    ``memory`` are deleted.
     """
 
-    def __init__(self, folder: RunFolder, events: Any) -> None:
-        self._folder = folder
+    def __init__(self, folder: RunFolder, events: Any, memory: Path | None = None) -> None:
+        self._folder, self._memory = folder, memory
         self._events = events
         self._warn = log.get("train").warning if dist.get_rank() == 0 else log.get("train").debug
         self._rejected: dict[str, str] = {}
@@ -87,8 +91,9 @@ class Checkpoints:
 
         Where a shard is damaged, everything is loaded again from the newest older one that is not. Empty without a
         checkpoint. Raises UserError if the data or its order is not that of the checkpoint, or it was trained beside
-        other ``frozen`` weights.
+        other ``frozen`` weights; RetryableError where a copy in memory was damaged and there is no checkpoint.
         """
+        found = path
         while path is not None:
             tried = path
             saved: dict[str, Any] = worlds.broadcast_from_rank0(lambda: manifest.read_state(tried))  # noqa: B023
@@ -98,26 +103,61 @@ class Checkpoints:
             if reason is None:
                 self._set_aside_newer(path)
                 state.step = saved["step"]
-                log.get("train").info("resumed from %s", path)
-                self._events.write("resumed", step=state.step, path=path)
+                self._report(path, state.step)
                 return saved
-            self._rejected[Path(path).name] = reason
+            self._rejected[path] = reason
             self._reject(path, reason)
             path = self._newest()
+        if found is not None:
+            raise RetryableError(
+                f"the copy in memory was damaged, and {self._folder.checkpoints} has no checkpoint",
+                hint="the next attempt starts from the beginning",
+            ) from worlds.RaisedOnAllRanks("all ranks have the same checkpoints")
         return {}
+
+    def _report(self, path: str, step: int) -> None:
+        in_memory = Path(path).parent == self._memory
+        log.get("train").info("recovered from peer memory: %s" if in_memory else "resumed from %s", path)
+        self._events.write("resumed", step=step, path=path, **({"source": PEER_MEMORY} if in_memory else {}))
 
     def _newest(self) -> str | None:
         return checkpoint.newest(
-            self._folder.checkpoints, self._reject, shared=True, load_verifies=True, rejected=self._rejected
+            self._folder.checkpoints,
+            self._reject,
+            shared=True,
+            load_verifies=True,
+            rejected=self._rejected,
+            memory=self._memory,
         )
 
     def _reject(self, path: str, reason: str) -> None:
         self._warn("%s is skipped: %s", path, reason)
         self._events.write("checkpoint_rejected", path=path, reason=reason)
+        if Path(path).parent == self._memory and dist.get_rank() == 0:
+            retention.delete(Path(path))
 
     def _set_aside_newer(self, path: str) -> None:
-        for aside in worlds.broadcast_from_rank0(lambda: retention.set_aside_newer(path)):
+        on_disk = self._folder.checkpoints / Path(path).name
+        for aside in worlds.broadcast_from_rank0(lambda: retention.set_aside_newer(on_disk)):
             self._warn("it is renamed to %s", aside)
+
+
+def peer_memory(config: JobConfig) -> Path | None:
+    """Return the folder of shared memory of this run, None without ``train.checkpoint.peer_copies``.
+
+    Raises UserError where the process that has started the ranks owns no memory that outlives them.
+    """
+    if config.train.checkpoint.peer_copies is None:
+        return None
+    memory = env.peer_memory()
+    if memory is None:
+        raise UserError(
+            f"train.checkpoint.peer_copies={config.train.checkpoint.peer_copies} has no effect here: nothing outlives "
+            "the ranks that could own the copies",
+            allowed="ranks that 'smalti train' has started",
+            hint="remove train.checkpoint.peer_copies, or start the run with 'smalti train'",
+        )
+    return Path(memory)
 
 
 def microbatch_limit(folder: RunFolder, placement: Mapping[str, Any]) -> int | None:

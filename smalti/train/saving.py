@@ -9,10 +9,11 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from smalti.base import clock, log
+from smalti.base.disk import room
 from smalti.base.errors import RetryableError
 from smalti.base.units import format_seconds
 from smalti.cost.failures import FAILURES_PER_1000_GPU_DAYS, mtbf_s, optimal_s
-from smalti.distributed.checkpoint.saver import Saver, check
+from smalti.distributed.checkpoint.saver import Save, Saver, check
 from smalti.distributed.group.world import RaisedOnAllRanks, broadcast_from_rank0, may_leave
 from smalti.track.checkpoints.names import size_bytes
 from smalti.track.checkpoints.retention import Keep, Report, make_room
@@ -41,7 +42,7 @@ class Saving:
         self._report = partial(job.events.write, "checkpoint_deleted")
         make_room = partial(_make_room, job.folder.checkpoints, self._report)
         device, verify = next(job.state.model.parameters()).device, job.config.train.checkpoint.verify
-        self._saver = Saver(job.folder.checkpoints, device, make_room, verify=verify)
+        self._saver = Saver(job.folder.checkpoints, device, make_room, verify=verify, memory=job.memory)
         job.state.before_update = self._wait_copied
 
     @property
@@ -64,18 +65,27 @@ class Saving:
         """Return the automatic interval between saves: by the last save, that loses the least time."""
         return max(optimal_s(max(self._blocked_s, 1e-3), self._mtbf_s), 2 * self._save_s)
 
-    def start(self, *, extra: int = 0) -> None:
+    def start(self, *, extra: int = 0, in_memory: bool = True) -> None:
         """Begin to save the current step; when it is complete, delete the checkpoints that the config does not keep.
 
-        extra: so many more of the newest are kept. Raises RetryableError where the run folder has been moved.
+        extra: so many more of the newest are kept. in_memory: whether it is copied to the shared memory too, if the run
+        has any. Raises RetryableError where the run folder has been moved.
         """
         self.finish()
         job, began_s = self._job, clock.now_s()
         self._trained_s = job.state.progress.trained_s()
         broadcast_from_rank0(job.folder.require_in_place)
         keep = Keep.of(job.config.train.checkpoint.keep_section, job.length, self._report, extra=extra)
-        self._saver.start(job.state.step, job.tensors(), checkpoint_metadata(job), keep=keep)
+        in_memory = in_memory and job.memory is not None
+        self._saver.start(job.state.step, job.tensors(), checkpoint_metadata(job), keep=keep, in_memory=in_memory)
         self.step = job.state.step
+        job.recorder.add_non_step_time(clock.now_s() - began_s)
+
+    def copy_to_memory(self) -> None:
+        """Begin to copy the current step to the shared memory alone; no save runs."""
+        job, began_s = self._job, clock.now_s()
+        state = checkpoint_metadata(job)
+        self._saver.start(job.state.step, job.tensors(), state, keep=1, on_disk=False, in_memory=True)
         job.recorder.add_non_step_time(clock.now_s() - began_s)
 
     def finish(self, *, must_succeed: bool = False) -> None:
@@ -85,6 +95,10 @@ class Saving:
         if save is None:
             return
         job.recorder.add_non_step_time(clock.now_s() - began_s)
+        if save.in_memory:
+            self._report_copy(save)
+        if not save.on_disk:
+            return
         try:
             check(save)
         except RetryableError as error:
@@ -101,6 +115,18 @@ class Saving:
         job.events.write("checkpoint_saved", step=save.step, path=save.path, **times)
         for hook in job.hooks:
             hook.on_checkpoint(job, save.path)
+
+    def _report_copy(self, save: Save) -> None:
+        """Report the copy in shared memory."""
+        if save.memory_failure is not None:
+            self._job.events.write("peer_copy_failed", step=save.step, reason=save.memory_failure)
+            log.get("train").warning(
+                "step %d was not copied to %s: %s; %s; training continues",
+                *(save.step, self._job.memory, save.memory_failure, room(str(self._job.memory))),
+            )
+            return
+        blocked = {} if save.on_disk else {"ckpt/peer_block_s": save.blocked_s}
+        self._job.recorder.write(save.step, {"ckpt/peer_s": save.memory_s, **blocked})
 
     def _report_interval(self, step: int) -> None:
         """Report the automatic interval, and later one that differs by a third."""

@@ -70,6 +70,8 @@ def _sums(config: "RunConfig", memory: "Memory", device: "Hardware | None") -> l
     lines = [("tensors", f"{format_bytes(memory.tensors_bytes)}, in phase {memory.peak.phase}"), ("phases", phases)]
     where = "" if memory.is_staged_on_device else ", in the host's memory"
     lines.append(("checkpoint", f"{format_bytes(memory.staging_bytes)}, the copy that is written{where}"))
+    if memory.peer_copies_bytes:
+        lines.append(("peer copies", f"{format_bytes(memory.peer_copies_bytes)}, two copies in shared memory"))
     if memory.reserved_bytes:
         lines += [
             ("driver, NCCL", f"{format_bytes(memory.reserved_bytes)} (assumed)"),

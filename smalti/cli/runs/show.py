@@ -172,7 +172,7 @@ def _attempts(run: RunRecord) -> list[dict[str, Any]]:
         if kind == "attempt_started":
             attempt["ranks"] = event.get("ranks")
         elif kind == "resumed":
-            attempt["from_step"] = event.get("step")
+            attempt["from_step"], attempt["source"] = event.get("step"), event.get("source")
         elif kind == "rank_died":
             attempt["died"] = event_words(event)
         elif kind == "attempt_ended":
@@ -210,7 +210,7 @@ def _attempts_text(attempts: list[dict[str, Any]]) -> str:
             str(attempt["attempt"]),
             str(attempt.get("started") or "-")[:19].replace("T", " "),
             str(attempt.get("ranks", "-")),
-            str(attempt["from_step"]),
+            f"{attempt['from_step']} ({attempt['source']})" if attempt.get("source") else str(attempt["from_step"]),
             str(attempt.get("step", "-")),
             format_seconds(attempt["seconds"]) if attempt.get("seconds") is not None else "-",
             str(attempt.get("code", "-")),

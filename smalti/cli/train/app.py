@@ -13,6 +13,7 @@ from smalti.cli.options import Overrides, Recipe
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from pathlib import Path
 
     from smalti.config.fork import Fork
     from smalti.config.load import Loaded
@@ -67,6 +68,7 @@ def train(
     from smalti.base.env import inside_world
     from smalti.cli.train import preflight, trials
     from smalti.cli.working_directory import enter, load_run
+    from smalti.fleet.agent.memory import peer_memory
 
     _check_options(gpu, trial, as_json=as_json, dry_run=dry_run, print_config=print_config, fork=fork)
     if inside_world():  # until the loop handles it, Ctrl-C kills a rank; exit code 130 would mean "saved"
@@ -84,7 +86,9 @@ def train(
         preflight.dry_run(loaded.config, ranks=ranks, fork=planned, gpu=gpu, as_json=as_json)
         return
     _warn(*preflight.check_machine(loaded.config))
-    raise typer.Exit(_as_agent(loaded, ["train", recipe, *overrides], fork=planned, trial=trial))
+    with peer_memory(loaded.config) as memory:
+        code = _as_agent(loaded, ["train", recipe, *overrides], fork=planned, trial=trial, memory=memory)
+    raise typer.Exit(code)
 
 
 def _print_config(loaded: "Loaded[RunConfig]") -> None:
@@ -137,7 +141,14 @@ def _planned_fork(config: "RunConfig") -> "Fork | None":
     return planned
 
 
-def _as_agent(loaded: "Loaded[RunConfig]", arguments: list[str], *, fork: "Fork | None", trial: int | None) -> int:
+def _as_agent(
+    loaded: "Loaded[RunConfig]",
+    arguments: list[str],
+    *,
+    fork: "Fork | None",
+    trial: int | None,
+    memory: "Path | None",
+) -> int:
     """Open the run folder, run attempts until the run is done or may not continue, and report how each ended."""
     from smalti.base import clock, log
     from smalti.base.env import log_level
@@ -187,7 +198,7 @@ def _as_agent(loaded: "Loaded[RunConfig]", arguments: list[str], *, fork: "Fork 
         outcome = agent.run(
             command, ranks=parallel.ranks, folder=folder, threads=parallel.threads, at_end=ended, again=again,
             restart=loaded.config.train.restart, fits=lambda ranks: preflight.fits(loaded.config, ranks),
-            limits=preflight.limits(loaded.config),
+            limits=preflight.limits(loaded.config), memory=memory,
         )  # fmt: skip
     finally:
         folder.close()

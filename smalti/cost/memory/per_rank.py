@@ -16,6 +16,10 @@ from smalti.cost.memory.snapshots import Rank, Snapshot, step_snapshots
 from smalti.cost.memory.tape import MicrobatchShape
 from smalti.cost.units import FORMAT_BYTES
 
+PEER_COPIES = 2
+"""Copies of the state in shared memory at a time (``train.checkpoint.peer_copies``): the newest, and one that is being
+written."""
+
 
 @dataclass(frozen=True)
 class Assumed:
@@ -56,6 +60,8 @@ class Memory:
     """Phase -> its peak bytes."""
     staging_bytes: int = 0
     """The copy of a checkpoint in host memory, which exists from the first save on."""
+    peer_copies_bytes: int = 0
+    """The copies of the state in shared memory, in which the ranks of a node hold their parts together."""
     is_staged_on_device: bool = False
     """Whether host memory is the device's memory: on a CPU."""
     reserved_bytes: int = 0
@@ -71,8 +77,8 @@ class Memory:
     @property
     def total_bytes(self) -> int:
         """Return the memory that the device needs."""
-        staging_bytes = self.staging_bytes if self.is_staged_on_device else 0
-        return self.tensors_bytes + staging_bytes + self.reserved_bytes + self.fragmentation_bytes
+        host_bytes = self.staging_bytes + self.peer_copies_bytes if self.is_staged_on_device else 0
+        return self.tensors_bytes + host_bytes + self.reserved_bytes + self.fragmentation_bytes
 
     def to_json(self) -> dict[str, Any]:
         """Return a JSON object: whole sizes, bytes alive at the peak, the peak of each phase, and the sum."""
@@ -118,7 +124,13 @@ def memory_per_rank(
     if config.adapter is not None and moments:  # the base is not saved
         trained_bytes = memory.moments_bytes // moments
     staging_bytes = round((trained_bytes + memory.moments_bytes) / layout.replicate)
-    return replace(memory, staging_bytes=staging_bytes, is_staged_on_device=kind == "cpu")
+    peer_copies_bytes = 0 if config.train.checkpoint.peer_copies is None else PEER_COPIES * staging_bytes
+    return replace(
+        memory,
+        staging_bytes=staging_bytes,
+        peer_copies_bytes=peer_copies_bytes,
+        is_staged_on_device=kind == "cpu",
+    )
 
 
 def _stages(layers: int, pipeline: int) -> list[range | None]:

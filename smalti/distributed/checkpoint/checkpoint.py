@@ -23,7 +23,7 @@ from smalti.base.errors import DataError, UserError
 from smalti.distributed.checkpoint.shard_reader import ShardReader
 from smalti.distributed.group.world import broadcast_from_rank0, first_failure, together
 from smalti.track.checkpoints import manifest
-from smalti.track.checkpoints.names import complete
+from smalti.track.checkpoints.names import complete, step_of
 
 Reject = Callable[[str, str], None]
 """Called with (checkpoint, reason) for each checkpoint that is passed over."""
@@ -39,33 +39,41 @@ def newest(
     shared: bool = False,
     load_verifies: bool = False,
     rejected: dict[str, str] | None = None,
+    memory: Path | None = None,
 ) -> str | None:
     """Return the newest checkpoint below ``folder`` whose every file matches its digest, or None if there is none.
 
     The checkpoint is read once for that; older ones only where newer ones fail. shared: all ranks of the world call
     this and read a part each, with the same result. Otherwise one process reads everything. load_verifies: the bytes of
     the shards are left to ``load_verified``. reject: is called with each checkpoint that fails and the reason; by
-    default a warning is logged. rejected: name -> reason of those that have failed before; they are passed over, and
-    those that fail now are added. DataError where there are checkpoints and none can be used: to start from the
-    beginning is then the user's decision.
+    default a warning is logged. rejected: path -> reason of those that have failed before; they are passed over, and
+    those that fail now are added. memory: a folder of copies in shared memory, which are taken first of those of a
+    step. DataError where there are checkpoints and none can be used: to start from the beginning is then the user's
+    decision.
     """
     rejected = {} if rejected is None else rejected
-    names = broadcast_from_rank0(lambda: complete(folder)) if shared else complete(folder)
-    for name in [name for name in names if name not in rejected]:
-        path = str(Path(folder) / name)
+    paths = broadcast_from_rank0(lambda: _by_step(folder, memory)) if shared else _by_step(folder, memory)
+    for path in [path for path in paths if path not in rejected]:
         reason = fault(path, shared=shared, load_verifies=load_verifies)
         if reason is None:
             return path
-        rejected[name] = reason
+        rejected[path] = reason
         (reject or _warn)(path, reason)
-    if rejected:
-        reasons = "; ".join(f"{name}: {reason}" for name, reason in rejected.items())
+    if any(Path(path).parent != memory for path in rejected):
+        reasons = "; ".join(f"{Path(path).name}: {reason}" for path, reason in rejected.items())
         raise DataError(
             f"no checkpoint in {folder} can be used: {reasons}",
             allowed="at least one whose files match its manifest",
             hint="restore one from a copy, or start anew with name=NEW_NAME; nothing was changed",
         )
     return None
+
+
+def _by_step(folder: str | Path, memory: Path | None) -> list[str]:
+    """Return the complete checkpoints of a folder, and the copies in ``memory``, newest first."""
+    places = [Path(place) for place in (memory, folder) if place is not None]
+    paths = [str(place / name) for place in places for name in complete(place)]
+    return sorted(paths, key=step_of, reverse=True)
 
 
 def _warn(path: str, reason: str) -> None:

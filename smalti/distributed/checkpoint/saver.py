@@ -2,7 +2,8 @@
 
 ``Saver.start`` begins to copy the tensors to host memory that belongs to the saver. The caller trains on, and calls
 ``wait_copied`` before it changes a tensor. A thread writes the copy and agrees with the other ranks, in a process group
-of its own; ``COMPLETE`` is written last. One save runs at a time, so the memory is bounded by the bytes of one.
+of its own; ``COMPLETE`` is written last. One save runs at a time, so the memory is bounded by the bytes of one. A save
+may also, or only, be written to shared memory (``train.checkpoint.peer_copies``): the same files, in another folder.
 """
 
 import os
@@ -11,6 +12,7 @@ import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +30,7 @@ from smalti.distributed.group.world import first_failure, gather, rank
 from smalti.track.checkpoints import manifest
 from smalti.track.checkpoints.marks import VERIFIED, mark
 from smalti.track.checkpoints.names import folder_name
-from smalti.track.checkpoints.retention import Keep, prune
+from smalti.track.checkpoints.retention import Keep, prune, remove_leftovers
 
 WRITE_TIMEOUT = timedelta(hours=2)
 """How long a rank's thread waits for the slowest writer; a dead rank ends the attempt long before."""
@@ -50,6 +52,24 @@ class Save:
     """Host memory of this rank's copy."""
     failure: str | None = None
     """Why it has failed, the same text on every rank."""
+    on_disk: bool = True
+    """Whether it is a checkpoint; otherwise it is only written to memory."""
+    in_memory: bool = False
+    """Whether it is written to memory, before it is written to the disk."""
+    memory_s: float = 0.0
+    """Time from the start until it was complete in memory, or had failed there."""
+    memory_failure: str | None = None
+    """Why it is not in memory, the same text on every rank."""
+
+
+@dataclass(frozen=True)
+class _Place:
+    """Where a save is written."""
+
+    folder: Path
+    make_room: Callable[[], None]
+    """Called by the thread of rank 0 before it writes."""
+    verify: bool = False
 
 
 class Saver:
@@ -57,6 +77,7 @@ class Saver:
 
     make_room: called by the thread of rank 0 before it writes. verify: the threads read each file again, from the disk
     and not from the page cache, before the checkpoint is complete; a save whose files differ from the tensors fails.
+    memory: the folder of shared memory; it holds the newest copy, and the one that is being written.
     """
 
     def __init__(
@@ -66,11 +87,11 @@ class Saver:
         make_room: Callable[[], None] = lambda: None,
         *,
         verify: bool = False,
+        memory: Path | None = None,
     ) -> None:
-        self._folder = Path(folder)
+        self._disk = _Place(Path(folder), make_room, verify)
+        self._memory = None if memory is None else _Place(memory, partial(remove_leftovers, memory))
         self._device = device or torch.device("cpu")
-        self._make_room = make_room
-        self._verify = verify
         several = dist.is_initialized() and dist.get_world_size() > 1
         self._group = dist.new_group(backend="gloo", timeout=WRITE_TIMEOUT) if several else None
         self._key: Any = None
@@ -90,9 +111,16 @@ class Saver:
         return self._thread is not None and self._thread.is_alive()
 
     def start(
-        self, step: int, tensors: Mapping[str, Tensor], train_state: Mapping[str, Any], *, keep: Keep | int
+        self,
+        step: int,
+        tensors: Mapping[str, Tensor],
+        train_state: Mapping[str, Any],
+        *,
+        keep: Keep | int,
+        on_disk: bool = True,
+        in_memory: bool = False,
     ) -> None:
-        """Begin to save ``step``; the save before must have been collected by ``result``.
+        """Begin to save ``step``, on disk or in memory or both; the save before must have been collected by ``result``.
 
         tensors: name -> this rank's part (DTensor) or a tensor that all ranks hold; they must not change before
         ``wait_copied`` has returned. keep: which checkpoints are not deleted when it is complete (``retention.prune``).
@@ -101,7 +129,8 @@ class Saver:
         began_s = clock.now_s()
         copy = self._prepare(tensors)
         copy.start(tensors)
-        self._save = Save(step, str(self._folder / folder_name(step)), staging_bytes=copy.n_bytes)
+        path = self._disk.folder / folder_name(step)
+        self._save = Save(step, str(path), staging_bytes=copy.n_bytes, on_disk=on_disk, in_memory=in_memory)
         arguments = (self._save, copy, dict(train_state), keep, began_s)
         self._thread = threading.Thread(target=self._run, args=arguments, name="checkpoint", daemon=True)
         self._thread.start()
@@ -139,52 +168,59 @@ class Saver:
         return self._copy
 
     def _run(self, save: Save, copy: HostCopy, train_state: dict[str, Any], keep: Keep | int, began_s: float) -> None:
-        try:
-            save.failure = self._write(Path(save.path), copy, train_state)
-            if save.failure is None and rank() == 0:
-                failure = _attempt(lambda: prune(self._folder, save.step, keep))
-                if failure is not None:
-                    log.get("checkpoint").warning(
-                        "an old checkpoint in %s could not be deleted: %s", *(self._folder, failure)
-                    )
-        except Exception as error:  # of the group: this rank or another is ending
-            save.failure = f"{type(error).__name__}: {error}"
+        if save.in_memory:
+            assert self._memory is not None
+            save.memory_failure = self._save_in(self._memory, save.step, copy, train_state, 1)
+            save.memory_s = clock.now_s() - began_s
+        if save.on_disk:
+            save.failure = self._save_in(self._disk, save.step, copy, train_state, keep)
         save.seconds = clock.now_s() - began_s
 
-    def _write(self, final: Path, copy: HostCopy, train_state: dict[str, Any]) -> str | None:
+    def _save_in(
+        self, place: _Place, step: int, copy: HostCopy, train_state: dict[str, Any], keep: Keep | int
+    ) -> str | None:
+        """Write the checkpoint and delete those that are not to be kept; return why it failed."""
+        try:
+            failure = self._write(place, place.folder / folder_name(step), copy, train_state)
+            if failure is None and rank() == 0:
+                reason = _attempt(lambda: prune(place.folder, step, keep))
+                if reason is not None:
+                    log.get("checkpoint").warning(
+                        "an old checkpoint in %s could not be deleted: %s", place.folder, reason
+                    )
+        except Exception as error:  # of the group: this rank or another is ending
+            failure = f"{type(error).__name__}: {error}"
+        return failure
+
+    def _write(self, place: _Place, final: Path, copy: HostCopy, train_state: dict[str, Any]) -> str | None:
         """Write the checkpoint; return why it failed, on every rank."""
         temporary = final.with_name(f".{final.name}.tmp")
-        failure = self._agree(_attempt(lambda: self._begin(temporary)) if rank() == 0 else None)
+        failure = self._agree(_attempt(lambda: _begin(place, temporary)) if rank() == 0 else None)
         entries: list[manifest.Entry] = []
         if failure is None:
             file = temporary / "shards" / shards.file_name(rank())
-            failure = self._agree(_attempt(lambda: entries.append(self._write_shard(temporary, file, copy))))
+            failure = self._agree(_attempt(lambda: entries.append(_write_shard(place, temporary, file, copy))))
         if failure is None:
             entries = gather(entries, self._group)
-            publish = lambda: self._publish(temporary, final, train_state, entries)  # noqa: E731
+            publish = lambda: self._publish(place, temporary, final, train_state, entries)  # noqa: E731
             failure = self._agree(_attempt(publish) if rank() == 0 else None)
         if failure is not None and rank() == 0:
             shutil.rmtree(temporary, ignore_errors=True)
         return failure
 
-    def _begin(self, temporary: Path) -> None:
-        self._make_room()
-        _make_empty(temporary)
-
-    def _write_shard(self, temporary: Path, file: Path, copy: HostCopy) -> manifest.Entry:
-        entry = _write_shard(temporary, file, copy)
-        if self._verify:
-            _read_again(temporary, [entry])
-        return entry
-
     def _publish(
-        self, temporary: Path, final: Path, train_state: dict[str, Any], entries: list[manifest.Entry]
+        self,
+        place: _Place,
+        temporary: Path,
+        final: Path,
+        train_state: dict[str, Any],
+        entries: list[manifest.Entry],
     ) -> None:
         index = temporary / "shards" / shards.INDEX
         store.write_text(index, shards.index_text(self._shards))
         shard_names = {entry["name"] for entry in entries}
         manifest.write(temporary, train_state, [*entries, manifest.entry(temporary, index)])
-        if self._verify:
+        if place.verify:
             rest = [entry for entry in manifest.listed(temporary)[0] if entry["name"] not in shard_names]
             _read_again(temporary, rest)
             mark(temporary, VERIFIED)
@@ -220,6 +256,11 @@ def check(save: Save) -> None:
         )
 
 
+def _begin(place: _Place, temporary: Path) -> None:
+    place.make_room()
+    _make_empty(temporary)
+
+
 def _make_empty(folder: Path) -> None:
     shutil.rmtree(folder, ignore_errors=True)
     folder.parent.mkdir(exist_ok=True)  # not its parents: a run folder that was moved must not be created again
@@ -227,7 +268,7 @@ def _make_empty(folder: Path) -> None:
     (folder / "shards").mkdir()
 
 
-def _write_shard(root: Path, path: Path, copy: HostCopy) -> manifest.Entry:
+def _write_shard(place: _Place, root: Path, path: Path, copy: HostCopy) -> manifest.Entry:
     """Write the file of this rank and return its entry; the digest is of the copy, not of what the disk returns."""
     digest, size = xxh3_stream(), 0
     data = copy.data()
@@ -238,7 +279,10 @@ def _write_shard(root: Path, path: Path, copy: HostCopy) -> manifest.Entry:
             size += len(part)
         file.flush()
         os.fsync(file.fileno())
-    return {"name": str(path.relative_to(root)), "bytes": size, "xxh3": digest.hexdigest()}
+    entry = {"name": str(path.relative_to(root)), "bytes": size, "xxh3": digest.hexdigest()}
+    if place.verify:
+        _read_again(root, [entry])
+    return entry
 
 
 def _read_again(root: Path, entries: list[manifest.Entry]) -> None:

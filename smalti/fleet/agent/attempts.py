@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from smalti.base import clock
 from smalti.base.errors import ExitCode, RetryableError
@@ -51,19 +52,21 @@ def run(
     restart: RestartConfig = _NEVER,
     fits: Callable[[int], bool] = lambda ranks: True,
     limits: Limits | None = None,
+    memory: Path | None = None,
 ) -> Outcome:
     """Run attempts of ``command`` on ``ranks`` local ranks until the run is done or no attempt may follow.
 
     After a fault the next one follows as ``restart`` says, after ``oom`` with half the microbatch in any case;
     ``again`` opens it. ``fits``: whether the run can be laid out on fewer ranks. ``threads``: CPU threads of each rank,
     "auto" for cores / ranks. ``limits``: a rank that makes no progress for longer is killed; None: none is.
+    ``memory``: the folder of shared memory for copies of the state, from which the next attempt resumes; None: none.
     ``grace_s``: how long the other ranks have to end by themselves once one is dead.
     ``stop_s``: how long they have to save after SIGTERM or Ctrl-C. ``at_end`` is called with the outcome of each
     attempt while signals are still caught, so that none changes the exit code. Raises RetryableError if the run folder
     cannot be written before a rank is started; later the outcome is returned all the same.
     """
     patience = _Patience(grace_s, stop_s, limits)
-    restarts = Restarts(restart, folder, fits)
+    restarts = Restarts(restart, folder, fits, memory)
     wanted, least = ranks, None
     with StopRequests() as requests:
         while True:
@@ -74,7 +77,15 @@ def run(
                 return outcome if stops else restarts.decide(outcome, attempt, ranks)
 
             outcome = _attempt(
-                command, folder, requests, decide, ranks=ranks, ranks_wanted=wanted, threads=count, patience=patience
+                command,
+                folder,
+                requests,
+                decide,
+                ranks=ranks,
+                ranks_wanted=wanted,
+                threads=count,
+                patience=patience,
+                memory=memory,
             )
             if at_end is not None:
                 at_end(outcome)
@@ -125,6 +136,7 @@ def _attempt(
     ranks_wanted: int,
     threads: int,
     patience: _Patience,
+    memory: Path | None,
 ) -> Outcome:
     assert folder.attempt is not None
     events = folder.event_log()
@@ -138,6 +150,7 @@ def _attempt(
             attempt=folder.attempt,
             port=free_port(),
             log_of=folder.rank_log,
+            memory=memory,
         )
         slots = slot_file(folder.log_folder(), 0)
         watch = Watch(started, requests, patience.grace_s, patience.stop_s, slots, patience.limits)

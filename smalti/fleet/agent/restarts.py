@@ -7,11 +7,14 @@ same step. Attempts in a row without a newer checkpoint end the command, whateve
 import re
 from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
+from pathlib import Path
 
 from smalti.base.errors import ExitCode, RetryableError
 from smalti.config.restart import RestartConfig
 from smalti.fleet.agent.outcome import Outcome
+from smalti.track.checkpoints.names import complete, step_of
 from smalti.track.run import RunFolder
 
 _WAIT_S = {"disk": 10.0, "reported": 2.0}
@@ -25,13 +28,19 @@ _ADDRESS = re.compile(r"0x[0-9a-f]+|\b(pid|process) \d+|:\d{4,5}\b")
 class Restarts:
     """Counts the attempts of one command."""
 
-    def __init__(self, config: RestartConfig, folder: RunFolder, fits: Callable[[int], bool] = lambda ranks: True):
-        """fits: whether the run can be laid out on so many ranks."""
+    def __init__(
+        self,
+        config: RestartConfig,
+        folder: RunFolder,
+        fits: Callable[[int], bool] = lambda ranks: True,
+        memory: Path | None = None,
+    ):
+        """fits: whether the run can be laid out on so many ranks. memory: folder of copies in shared memory."""
         self.config = config
-        self._fits = fits
+        self._fits, self._memory = fits, memory
         self._used: Counter[str] = Counter()
         self._tracebacks: set[tuple[int, str]] = set()
-        self._saved = _saved_step(folder)
+        self._saved = self._saved_step(folder)
         self._without_progress = 0
         self._failed: list[int | None] = []
         """The rank that failed in each attempt since the last restart on fewer ranks."""
@@ -59,7 +68,7 @@ class Restarts:
         return replace(outcome, restarts=True, next_ranks=fewer, wait_s=wait_s, hint=hint)
 
     def _count_progress(self, folder: RunFolder) -> None:
-        saved = _saved_step(folder)
+        saved = self._saved_step(folder)
         has_more = saved is not None and (self._saved is None or saved > self._saved)
         self._without_progress = 0 if has_more else self._without_progress + 1
         self._saved = saved if has_more else self._saved
@@ -96,9 +105,9 @@ class Restarts:
             self._without_progress = 0
         return fewer
 
-
-def _saved_step(folder: RunFolder) -> int | None:
-    try:
-        return folder.saved_step()
-    except RetryableError:  # the disk fails: no checkpoint that can be used
-        return None
+    def _saved_step(self, folder: RunFolder) -> int | None:
+        """Return the step of the newest checkpoint, in the run folder or in memory."""
+        steps = [] if self._memory is None else list(map(step_of, complete(self._memory)))
+        with suppress(RetryableError):  # the disk fails: no checkpoint that can be used
+            steps += [step for step in [folder.saved_step()] if step is not None]
+        return max(steps, default=None)

@@ -73,11 +73,19 @@ class Rank:
 
 
 def start(
-    command: Sequence[str], *, ranks: int, threads: int, attempt: int, port: int, log_of: Callable[[int], Path]
+    command: Sequence[str],
+    *,
+    ranks: int,
+    threads: int,
+    attempt: int,
+    port: int,
+    log_of: Callable[[int], Path],
+    memory: Path | None = None,
 ) -> list[Rank]:
     """Start all ranks. Rank 0 writes to the terminal, the others to their log files.
 
-    Raises RetryableError where a log file cannot be written; no rank is left then.
+    memory: the folder of shared memory for copies of the state. Raises RetryableError where a log file cannot be
+    written; no rank is left then.
     """
     started: list[Rank] = []
     try:
@@ -94,6 +102,7 @@ def start(
                     "OMP_NUM_THREADS": str(threads),
                     "PYTHONUNBUFFERED": "1",
                     "PYTHONFAULTHANDLER": "1",
+                    "SMALTI_PEER_MEMORY": str(memory or ""),
                 }
             )
             started.append(_start_one(command, rank, environment, log_of(rank)))

@@ -8,7 +8,7 @@ from typing import Any
 from smalti.base.errors import DataError
 from smalti.track.checkpoints import manifest
 from smalti.track.checkpoints.marks import BLESSED, VERIFIED, marked_at
-from smalti.track.checkpoints.names import folder_name, size_bytes, step_of
+from smalti.track.checkpoints.names import PEER_MEMORY, folder_name, size_bytes, step_of
 from smalti.track.checkpoints.retention import roles
 from smalti.track.events import read_events
 from smalti.track.sinks.jsonl import read_metrics
@@ -94,7 +94,7 @@ class _History:
                 self.saved[step], self.parents[step] = event, newest
                 self.verified.pop(step, None)  # it is another checkpoint than that of an earlier attempt
                 self.copies.pop(step, None)
-            else:
+            elif event.get("source") != PEER_MEMORY:
                 self.verified[step] = event.get("time")
             newest = step
 

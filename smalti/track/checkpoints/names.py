@@ -15,6 +15,8 @@ from smalti.track.sinks.jsonl import read_metrics
 _NAME = re.compile(r"step-(\d+)")
 BEST = "best"
 """File beside the checkpoints that names the best one (``train.checkpoint.best``)."""
+PEER_MEMORY = "peer memory"
+"""``source`` of the event ``resumed`` after a recovery from shared memory (``train.checkpoint.peer_copies``)."""
 
 
 def complete(folder: str | Path) -> list[str]:
@@ -68,9 +70,10 @@ def last_saved(run: Path) -> int | None:
     From its events, else ``checkpoints/latest``, else its metrics; None where it never had one.
     """
     kinds = ("checkpoint_saved", "resumed")
-    events = [event["step"] for event in read_events(run) if event.get("event") in kinds and "step" in event]
+    events = [event for event in read_events(run) if event.get("event") in kinds and "step" in event]
+    events = [event for event in events if event.get("source") != PEER_MEMORY]  # its copies end with the agent
     if events:
-        return int(events[-1])
+        return int(events[-1]["step"])
     latest = run / "checkpoints" / "latest"
     name = latest.read_text(encoding="utf-8", errors="replace").strip() if latest.is_file() else ""
     if _NAME.fullmatch(name):
