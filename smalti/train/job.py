@@ -41,6 +41,7 @@ from smalti.train.loop import Evaluate, Job, fit
 from smalti.train.loss import LanguageLoss
 from smalti.train.optim import build_optimizer, moments
 from smalti.train.recorder import build_recorder
+from smalti.train.saving import peer_memory
 from smalti.train.schedule import LearningRate
 from smalti.train.sharded_model import check_origin, describe, sharded
 from smalti.train.step import ForwardBackward, Loss, StatefulLoss, TrainState, one_by_one
@@ -159,7 +160,6 @@ def build(
     """Build all that ``fit`` needs, as ``train.api.build``, whose arguments these are. attempt: is filled in."""
     world, attempt = env.world(), attempt or Attempt()
     _require_described(config, model=model, loss=loss, batches=batches)
-    memory = resume.peer_memory(config)
     device, resolved, attempt.hosts = rank_setup.join_world(config, world, own_model=model is not None)
     layout, axes = rank_setup.resolve_layout(config, device, world, own_model=model is not None)
     resolved, mesh = resolved | axes, meshes.build(device, layout)
@@ -174,7 +174,7 @@ def build(
             batches = _token_batches(config, indexes, folder, mesh, device, resolved["microbatch_tokens"])
     assert batches is not None and loss is not None
     checkpoint_copies.restore(config, folder, events)
-    path = (checkpoints := resume.Checkpoints(folder, events, memory)).find()
+    path = (checkpoints := resume.Checkpoints(folder, events, peer_memory(config))).find()
     frozen = check_origin(config, path, origins, own_model=model is not None)
     model = sharded(config, model, mesh, device, resumes=path is not None)
     state = state_of(config, model, loss, mesh, device, attempt.progress)
@@ -197,7 +197,6 @@ def build(
         hosts=attempt.hosts,
         evaluate=evaluate,
         hooks=(*_hooks(config, world), *hooks),
-        memory=memory,
         indexes=indexes,
         out_of_memory=reporter,
         frozen=frozen,

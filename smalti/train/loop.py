@@ -10,7 +10,6 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from torch import Tensor, nn
@@ -80,8 +79,6 @@ class Job:
     hooks: Sequence[Hook] = field(default_factory=tuple)
     microbatch_tokens: int | None = None
     """Tokens in one forward pass on one rank (whole rows); None for batches of the caller."""
-    memory: Path | None = None
-    """Folder of the shared memory for copies of the state (``train.checkpoint.peer_copies``); None: no copies."""
     indexes: Mapping[str, bytes] = field(default_factory=dict)
     """Indexes that rank 0 has read (``data.stream.inputs.read_inputs``); empty for batches of the caller."""
     prefetch_s: float = 10.0

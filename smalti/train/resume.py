@@ -18,7 +18,7 @@ from torch import Tensor
 
 from smalti.base import env, log
 from smalti.base.env import World
-from smalti.base.errors import RetryableError, UserError
+from smalti.base.errors import RetryableError
 from smalti.config.run import JobConfig, RunConfig
 from smalti.data.stream.fork import plan_fork
 from smalti.distributed.checkpoint import checkpoint
@@ -93,7 +93,7 @@ class Checkpoints:
         checkpoint. Raises UserError if the data or its order is not that of the checkpoint, or it was trained beside
         other ``frozen`` weights; RetryableError where a copy in memory was damaged and there is no checkpoint.
         """
-        found = path
+        first = path
         while path is not None:
             tried = path
             saved: dict[str, Any] = worlds.broadcast_from_rank0(lambda: manifest.read_state(tried))  # noqa: B023
@@ -108,7 +108,7 @@ class Checkpoints:
             self._rejected[path] = reason
             self._reject(path, reason)
             path = self._newest()
-        if found is not None:
+        if first is not None:
             raise RetryableError(
                 f"the copy in memory was damaged, and {self._folder.checkpoints} has no checkpoint",
                 hint="the next attempt starts from the beginning",
@@ -140,24 +140,6 @@ class Checkpoints:
         on_disk = self._folder.checkpoints / Path(path).name
         for aside in worlds.broadcast_from_rank0(lambda: retention.set_aside_newer(on_disk)):
             self._warn("it is renamed to %s", aside)
-
-
-def peer_memory(config: JobConfig) -> Path | None:
-    """Return the folder of shared memory of this run, None without ``train.checkpoint.peer_copies``.
-
-    Raises UserError where the process that has started the ranks owns no memory that outlives them.
-    """
-    if config.train.checkpoint.peer_copies is None:
-        return None
-    memory = env.peer_memory()
-    if memory is None:
-        raise UserError(
-            f"train.checkpoint.peer_copies={config.train.checkpoint.peer_copies} has no effect here: nothing outlives "
-            "the ranks that could own the copies",
-            allowed="ranks that 'smalti train' has started",
-            hint="remove train.checkpoint.peer_copies, or start the run with 'smalti train'",
-        )
-    return Path(memory)
 
 
 def microbatch_limit(folder: RunFolder, placement: Mapping[str, Any]) -> int | None:

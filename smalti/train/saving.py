@@ -8,10 +8,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-from smalti.base import clock, log
+from smalti.base import clock, env, log
 from smalti.base.disk import room
-from smalti.base.errors import RetryableError
+from smalti.base.errors import RetryableError, UserError
 from smalti.base.units import format_seconds
+from smalti.config.run import JobConfig
 from smalti.cost.failures import FAILURES_PER_1000_GPU_DAYS, mtbf_s, optimal_s
 from smalti.distributed.checkpoint.saver import Save, Saver, check
 from smalti.distributed.group.world import RaisedOnAllRanks, broadcast_from_rank0, may_leave
@@ -42,7 +43,8 @@ class Saving:
         self._report = partial(job.events.write, "checkpoint_deleted")
         make_room = partial(_make_room, job.folder.checkpoints, self._report)
         device, verify = next(job.state.model.parameters()).device, job.config.train.checkpoint.verify
-        self._saver = Saver(job.folder.checkpoints, device, make_room, verify=verify, memory=job.memory)
+        self._memory = peer_memory(job.config)
+        self._saver = Saver(job.folder.checkpoints, device, make_room, verify=verify, memory=self._memory)
         job.state.before_update = self._wait_copied
 
     @property
@@ -76,7 +78,7 @@ class Saving:
         self._trained_s = job.state.progress.trained_s()
         broadcast_from_rank0(job.folder.require_in_place)
         keep = Keep.of(job.config.train.checkpoint.keep_section, job.length, self._report, extra=extra)
-        in_memory = in_memory and job.memory is not None
+        in_memory = in_memory and self._memory is not None
         self._saver.start(job.state.step, job.tensors(), checkpoint_metadata(job), keep=keep, in_memory=in_memory)
         self.step = job.state.step
         job.recorder.add_non_step_time(clock.now_s() - began_s)
@@ -122,7 +124,7 @@ class Saving:
             self._job.events.write("peer_copy_failed", step=save.step, reason=save.memory_failure)
             log.get("train").warning(
                 "step %d was not copied to %s: %s; %s; training continues",
-                *(save.step, self._job.memory, save.memory_failure, room(str(self._job.memory))),
+                *(save.step, self._memory, save.memory_failure, room(str(self._memory))),
             )
             return
         blocked = {} if save.on_disk else {"ckpt/peer_block_s": save.blocked_s}
@@ -174,3 +176,21 @@ def checkpoint_metadata(job: "Job") -> dict[str, Any]:
         "stream": job.batches.state(job.state.step),
         **job.frozen,
     }
+
+
+def peer_memory(config: JobConfig) -> Path | None:
+    """Return the folder of shared memory of this run, None without ``train.checkpoint.peer_copies``.
+
+    Raises UserError where the process that has started the ranks owns no memory that outlives them.
+    """
+    if config.train.checkpoint.peer_copies is None:
+        return None
+    memory = env.peer_memory()
+    if memory is None:
+        raise UserError(
+            f"train.checkpoint.peer_copies={config.train.checkpoint.peer_copies} has no effect here: nothing outlives "
+            "the ranks that could own the copies",
+            allowed="ranks that 'smalti train' has started",
+            hint="remove train.checkpoint.peer_copies, or start the run with 'smalti train'",
+        )
+    return Path(memory)

@@ -45,23 +45,19 @@ def test_leftovers_are_removed_and_the_folders_of_running_agents_stay(tmp_path: 
         (leftover / "step-00000001").mkdir(parents=True)
         other = shared / "smalti-x"
         other.mkdir()
+        memory.remove_leftovers()
         with memory.peer_memory(config) as folder:
             assert set(shared.iterdir()) == {running, folder, other}
 
 
-def test_too_little_memory_is_refused_with_what_is_needed(
-    tmp_path: Path, shared: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_too_little_memory_is_refused_with_what_is_needed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory, "PEER_COPIES", 1 << 40)
-    with (
-        pytest.raises(UserError, match=r"peer_copies needs .* of shared memory.* free"),
-        memory.peer_memory(_config(tmp_path)),
-    ):
-        pass
-    assert not list(shared.iterdir())
+    with pytest.raises(UserError, match=r"peer_copies needs .* of shared memory.* free"):
+        memory.require_room(_config(tmp_path))
+    memory.require_room(_config(tmp_path, None))
 
 
 def test_a_machine_without_shared_memory_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory, "SHARED", tmp_path / "absent")
-    with pytest.raises(UserError, match="this machine has no /dev/shm"), memory.peer_memory(_config(tmp_path)):
-        pass
+    with pytest.raises(UserError, match="this machine has no /dev/shm"):
+        memory.require_room(_config(tmp_path))

@@ -13,7 +13,6 @@ from smalti.cli.options import Overrides, Recipe
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-    from pathlib import Path
 
     from smalti.config.fork import Fork
     from smalti.config.load import Loaded
@@ -68,7 +67,6 @@ def train(
     from smalti.base.env import inside_world
     from smalti.cli.train import preflight, trials
     from smalti.cli.working_directory import enter, load_run
-    from smalti.fleet.agent.memory import peer_memory
 
     _check_options(gpu, trial, as_json=as_json, dry_run=dry_run, print_config=print_config, fork=fork)
     if inside_world():  # until the loop handles it, Ctrl-C kills a rank; exit code 130 would mean "saved"
@@ -86,9 +84,7 @@ def train(
         preflight.dry_run(loaded.config, ranks=ranks, fork=planned, gpu=gpu, as_json=as_json)
         return
     _warn(*preflight.check_machine(loaded.config))
-    with peer_memory(loaded.config) as memory:
-        code = _as_agent(loaded, ["train", recipe, *overrides], fork=planned, trial=trial, memory=memory)
-    raise typer.Exit(code)
+    raise typer.Exit(_as_agent(loaded, ["train", recipe, *overrides], fork=planned, trial=trial))
 
 
 def _print_config(loaded: "Loaded[RunConfig]") -> None:
@@ -141,20 +137,14 @@ def _planned_fork(config: "RunConfig") -> "Fork | None":
     return planned
 
 
-def _as_agent(
-    loaded: "Loaded[RunConfig]",
-    arguments: list[str],
-    *,
-    fork: "Fork | None",
-    trial: int | None,
-    memory: "Path | None",
-) -> int:
+def _as_agent(loaded: "Loaded[RunConfig]", arguments: list[str], *, fork: "Fork | None", trial: int | None) -> int:
     """Open the run folder, run attempts until the run is done or may not continue, and report how each ended."""
     from smalti.base import clock, log
     from smalti.base.env import log_level
     from smalti.base.errors import ExitCode
     from smalti.cli.train import preflight, trials
     from smalti.fleet import agent
+    from smalti.fleet.agent.memory import peer_memory
     from smalti.track import trackers
     from smalti.track.run import RunFolder
 
@@ -171,16 +161,7 @@ def _as_agent(
     argv = ["smalti", *verb, *arguments[1:], *(["--fork"] if fork else [])]
     folder = RunFolder.open(loaded.config, loaded.origins, argv=argv, fork=fork)
 
-    if fork:
-        lines = [f"{folder.path}: forked at step {fork.at_step:,}", *fork.lines()]
-        print("\n  ".join(lines), file=sys.stderr)
-
-    before = folder.saved_step()
-    finished = before is not None and before >= loaded.config.length.total_steps
-    count = _count(parallel.ranks)
-    where = " at step 0" if before is None else f" from step {before:,}"
-    rest = ": all steps are done; only the last checkpoint is verified" if finished else ""
-    print(f"{folder.path}: starting {count}{where}{rest}", file=sys.stderr)
+    finished = _announce_start(folder, loaded.config, fork)
 
     def ended(outcome: agent.Outcome) -> None:
         agent.announce(outcome)
@@ -195,11 +176,12 @@ def _as_agent(
 
     command = [sys.executable, "-m", "smalti", *arguments]
     try:
-        outcome = agent.run(
-            command, ranks=parallel.ranks, folder=folder, threads=parallel.threads, at_end=ended, again=again,
-            restart=loaded.config.train.restart, fits=lambda ranks: preflight.fits(loaded.config, ranks),
-            limits=preflight.limits(loaded.config), memory=memory,
-        )  # fmt: skip
+        with peer_memory(loaded.config) as memory:
+            outcome = agent.run(
+                command, ranks=parallel.ranks, folder=folder, threads=parallel.threads, at_end=ended, again=again,
+                restart=loaded.config.train.restart, fits=lambda ranks: preflight.fits(loaded.config, ranks),
+                limits=preflight.limits(loaded.config), memory=memory,
+            )  # fmt: skip
     finally:
         folder.close()
     if outcome.code == ExitCode.DONE:
@@ -208,6 +190,19 @@ def _as_agent(
         print(_done_text(folder, seconds, following=export), file=sys.stderr)
         _show_results(folder, loaded.config)
     return int(outcome.code)
+
+
+def _announce_start(folder: "RunFolder", config: "RunConfig", fork: "Fork | None") -> bool:
+    """Print where the run starts; return whether all of its steps are done."""
+    if fork:
+        lines = [f"{folder.path}: forked at step {fork.at_step:,}", *fork.lines()]
+        print("\n  ".join(lines), file=sys.stderr)
+    before = folder.saved_step()
+    finished = before is not None and before >= config.length.total_steps
+    where = " at step 0" if before is None else f" from step {before:,}"
+    rest = ": all steps are done; only the last checkpoint is verified" if finished else ""
+    print(f"{folder.path}: starting {_count(config.train.parallel.ranks)}{where}{rest}", file=sys.stderr)
+    return finished
 
 
 def _show_results(folder: "RunFolder", config: "RunConfig") -> None:

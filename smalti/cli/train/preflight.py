@@ -107,8 +107,12 @@ def data_is_local(config: "RunConfig") -> bool:
 
 
 def check_machine(config: "RunConfig") -> list[str]:
-    """Raise for a device that this machine does not have, and for problems of local data; returns warnings."""
+    """Raise for a device or shared memory that this machine does not have, and for problems of local data; returns
+    warnings."""
+    from smalti.fleet.agent.memory import require_room
+
     _check_device(config)
+    require_room(config)
     return check_local_data(config)
 
 

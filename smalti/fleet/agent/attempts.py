@@ -77,16 +77,9 @@ def run(
                 return outcome if stops else restarts.decide(outcome, attempt, ranks)
 
             outcome = _attempt(
-                command,
-                folder,
-                requests,
-                decide,
-                ranks=ranks,
-                ranks_wanted=wanted,
-                threads=count,
-                patience=patience,
+                command, folder, requests, decide, ranks=ranks, ranks_wanted=wanted, threads=count, patience=patience,
                 memory=memory,
-            )
+            )  # fmt: skip
             if at_end is not None:
                 at_end(outcome)
             smaller = outcome.next_microbatch_tokens

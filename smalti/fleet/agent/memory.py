@@ -21,17 +21,32 @@ from smalti.cost.memory.per_rank import PEER_COPIES
 SHARED = Path("/dev/shm")
 
 
-@contextmanager
-def peer_memory(config: RunConfig) -> Iterator[Path | None]:
-    """Context manager: an empty folder for the copies of a run; None where the config asks for none.
+def require_room(config: RunConfig) -> None:
+    """Raise UserError where this machine has no shared memory, or too little for the copies of a run.
 
-    Raises UserError where the machine has no shared memory, or too little for the copies that are kept.
+    What killed agents have left is removed first.
     """
     remove_leftovers()
     if config.train.checkpoint.peer_copies is None:
+        return
+    needed_bytes = PEER_COPIES * checkpoint_bytes(config)
+    free = shutil.disk_usage(SHARED).free if SHARED.is_dir() else None
+    if free is None or free < needed_bytes:
+        has = "this machine has no /dev/shm" if free is None else f"/dev/shm has {format_bytes(free)} free"
+        raise UserError(
+            f"train.checkpoint.peer_copies needs {format_bytes(needed_bytes)} of shared memory, two copies of the "
+            f"state; {has}",
+            allowed="Linux, with so much shared memory",
+            hint="mount -o remount,size=..., or docker run --shm-size=...; or remove train.checkpoint.peer_copies",
+        )
+
+
+@contextmanager
+def peer_memory(config: RunConfig) -> Iterator[Path | None]:
+    """Context manager: an empty folder for the copies of a run; None where the config asks for none."""
+    if config.train.checkpoint.peer_copies is None:
         yield None
         return
-    _require_room(PEER_COPIES * checkpoint_bytes(config))
     folder, lock = _make_locked()
     try:
         yield folder
@@ -69,15 +84,3 @@ def _open(folder: Path) -> int:
 
 def _prefix() -> str:
     return f"smalti-{os.getuid()}-"
-
-
-def _require_room(needed_bytes: int) -> None:
-    free = shutil.disk_usage(SHARED).free if SHARED.is_dir() else None
-    if free is None or free < needed_bytes:
-        has = "this machine has no /dev/shm" if free is None else f"/dev/shm has {format_bytes(free)} free"
-        raise UserError(
-            f"train.checkpoint.peer_copies needs {format_bytes(needed_bytes)} of shared memory, two copies of the "
-            f"state; {has}",
-            allowed="Linux, with so much shared memory",
-            hint="mount -o remount,size=..., or docker run --shm-size=...; or remove train.checkpoint.peer_copies",
-        )
