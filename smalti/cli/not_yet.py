@@ -14,7 +14,6 @@ NOT_YET = {
     "data why": "FOLDER/drops has each document that was dropped, with rule, reason and score",
     "data diff": "FOLDER/report.md counts what was kept and dropped, by source and rule",
     "data compare": "smalti runs diff RUN RUN compares runs on two data sets",
-    "data tokenizers": "smalti data tokenize RECIPE.yaml trains one",
     "data explore": "smalti data documents and smalti data inspect show what is there",
     "data ls": "smalti data inspect FOLDER shows one folder of token files",
     "eval judge": None,

@@ -11,6 +11,7 @@ from smalti.cli.data.inspect import inspect
 from smalti.cli.data.pack import pack
 from smalti.cli.data.to_mds import to_mds
 from smalti.cli.data.tokenize import tokenize
+from smalti.cli.data.tokenizers import app as tokenizers
 
 app = typer.Typer(
     add_completion=False,
@@ -30,3 +31,4 @@ app.command(epilog="Example: smalti data pack data/demo/tokens/code/train --seq-
 app.command("to-mds", epilog="Example: smalti data to-mds data/demo/tokens/code/train mds --seq-len 512 --dry-run")(
     to_mds
 )
+app.add_typer(tokenizers, name="tokenizers")

@@ -1,0 +1,1 @@
+"""Compares tokenizers on the documents that they are meant for."""
