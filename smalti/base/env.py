@@ -233,6 +233,11 @@ def peer_memory() -> str | None:
     return os.environ.get("SMALTI_PEER_MEMORY") or None
 
 
+def rank_nonce() -> str | None:
+    """Return the random name that the agent gave to this rank (``SMALTI_RANK_NONCE``); None without an agent."""
+    return os.environ.get("SMALTI_RANK_NONCE") or None
+
+
 def fleet_attempt() -> str | None:
     """Return the nonce of the fleet's attempt that this process belongs to (``SMALTI_FLEET_ATTEMPT``)."""
     return os.environ.get("SMALTI_FLEET_ATTEMPT") or None

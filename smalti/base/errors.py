@@ -5,7 +5,8 @@ SmaltiError             exit 1    base class; raised itself, a bug
 │   └── DataError       exit 2    a named file or folder is missing or corrupt
 ├── CheckFailed         exit 3    a check failed, or a bound was not met
 ├── RetryableError      exit 75   a fault outside the request: try again
-└── Interrupted         exit 130  stopped by Ctrl-C, after saving
+├── Interrupted         exit 130  stopped by Ctrl-C, after saving
+└── InjectedError       exit 1    a fault that ``chaos`` injected
 """
 
 import difflib
@@ -72,6 +73,10 @@ class Interrupted(SmaltiError):
     """Stopped by Ctrl-C after saving."""
 
     exit_code = ExitCode.INTERRUPTED
+
+
+class InjectedError(SmaltiError):
+    """A fault that ``chaos`` injected: it ends a rank as an unexpected error does, and is no bug."""
 
 
 def nearest(name: str, allowed: Iterable[str], *, alike_frac: float = 0.5) -> str | None:

@@ -129,7 +129,7 @@ class ChaosConfig(Config):
     count: Whole = placement(5, ge=1, le=1000)
     """Faults to draw: one in each of so many equal parts of the run."""
     seed: Whole = placement(0)
-    """Seed of the mix."""
+    """Seed of the mix. Kinds and steps do not depend on the number of ranks, the ranks that they happen to do."""
 
     @model_validator(mode="after")
     def _has_an_effect(self) -> Self:
@@ -157,7 +157,11 @@ class ChaosConfig(Config):
         return self.model_copy(update={"faults": tuple(fault for fault in self.faults if fault.rank < ranks)})
 
     def _drawn(self, total_steps: int, ranks: int) -> list[FaultConfig]:
-        """Return the faults of the mix: in each part of the run one, after its first step."""
+        """Return the faults of the mix: in each part of the run one, after its first step.
+
+        Kinds and steps are drawn first and are the same on any number of ranks (but on one rank a kill replaces a
+        deadlock); the rank is another draw, modulo their number.
+        """
         part = total_steps / self.count
         if part < 4:
             raise NotAllowed(
@@ -167,9 +171,9 @@ class ChaosConfig(Config):
         drawn: list[FaultConfig] = []
         for number in range(self.count):
             kind = _kind(derive_key(self.seed, "kind", number) % sum(n for _, n, _ in LLAMA_3))
+            step = int(number * part) + 2 + derive_key(self.seed, "step", number) % (int(part) - 2)
             kind = "sigkill" if ranks == 1 and kind in _SEVERAL_RANKS else kind
             rank = derive_key(self.seed, "rank", number) % ranks
-            step = int(number * part) + 2 + derive_key(self.seed, "step", number) % (int(part) - 2)
             drawn.append(FaultConfig(kind=kind, rank=rank, step=step, duration="5s" if kind == "slow_rank" else None))
             if kind == "corrupt_shard":  # found only by the next attempt
                 drawn.append(FaultConfig(kind="sigkill", rank=rank, step=step + 1))

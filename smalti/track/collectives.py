@@ -2,11 +2,12 @@
 
 A thread of the rank sleeps in the read of a socket, and only a request wakes it. It costs nothing and is no sign of
 life: a rank that holds the GIL gives no answer. The sockets are of Linux's abstract kind, without files, and end with
-their process. On other systems there is no answer.
+their process. They are named by a random nonce, because containers that share a network may have equal process ids. On
+other systems there is no answer.
 """
 
 import json
-import os
+import secrets
 import socket
 import threading
 import time
@@ -19,15 +20,15 @@ Counts = dict[str, int]
 """Name of a process group, the same on all its ranks -> collectives that this rank has started in it."""
 
 
-def _address(pid: int) -> str:
-    return f"\0smalti-collectives-{pid}"
+def _address(nonce: str) -> str:
+    return f"\0smalti-collectives-{nonce}"
 
 
-def answer_requests(counts: Callable[[], Counts]) -> None:
-    """Answer the requests of ``ask`` to this process from now on."""
+def answer_requests(nonce: str, counts: Callable[[], Counts]) -> None:
+    """Answer the requests of ``ask`` with this nonce from now on."""
     with suppress(OSError):
         server = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-        server.bind(_address(os.getpid()))
+        server.bind(_address(nonce))
         threading.Thread(target=_answer_each, args=(server, counts), name="smalti-collectives", daemon=True).start()
 
 
@@ -38,17 +39,17 @@ def _answer_each(server: socket.socket, counts: Callable[[], Counts]) -> None:
             server.sendto(json.dumps(counts()).encode(), asker)
 
 
-def ask(pids: Mapping[int, int], wait_s: float) -> dict[int, Counts]:
-    """Return the counts of the ranks that answer within ``wait_s``, by rank. pids: process of each rank."""
+def ask(nonces: Mapping[int, str], wait_s: float) -> dict[int, Counts]:
+    """Return the counts of the ranks that answer within ``wait_s``, by rank. nonces: of each rank."""
     answers: dict[int, Counts] = {}
-    ranks: dict[str | bytes, int] = {_address(pid).encode(): rank for rank, pid in pids.items()}
+    ranks: dict[str | bytes, int] = {_address(nonce).encode(): rank for rank, nonce in nonces.items()}
     with suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as asker:
-        asker.bind(f"{_address(os.getpid())}-asks")
-        for pid in pids.values():
+        asker.bind(_address(secrets.token_hex(8)))
+        for nonce in nonces.values():
             with suppress(OSError):  # it has not begun to answer, or is gone
-                asker.sendto(b"?", socket.MSG_DONTWAIT, _address(pid))
+                asker.sendto(b"?", socket.MSG_DONTWAIT, _address(nonce))
         end_s = time.monotonic() + wait_s
-        while len(answers) < len(pids) and (left_s := end_s - time.monotonic()) > 0:
+        while len(answers) < len(nonces) and (left_s := end_s - time.monotonic()) > 0:
             asker.settimeout(left_s)
             text, sender = asker.recvfrom(_MOST_BYTES)
             if sender in ranks:

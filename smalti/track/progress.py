@@ -126,11 +126,13 @@ class ProgressWriter:
         self._write(0)
 
     def enter(self, phase: Phase, *, step: int | None = None, row_tokens: int | None = None) -> None:
-        """Begin a phase; the time since the last call is added to the phase that ends.
+        """Begin a phase; the time since the last call is added to the phase that ends. Inside ``within`` it is only
+        a sign of life.
 
         step: finished steps. row_tokens: tokens in a row of the step's batch. None: as before.
         """
         if self._held:
+            self.beat()
             return
         now_ns = time.monotonic_ns()
         self._spent_ns[self.phase] += now_ns - self._began_ns

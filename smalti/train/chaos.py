@@ -12,8 +12,10 @@ from typing import Any, cast
 
 import torch.distributed as dist
 
+from smalti.base import env
 from smalti.base.errors import UserError
 from smalti.config.chaos import FaultConfig
+from smalti.config.chaos_needs import require_possible
 from smalti.config.schema import NotAllowed
 from smalti.distributed.checkpoint import shards
 from smalti.distributed.checkpoint.saver import WRITE_TIMEOUT
@@ -40,6 +42,9 @@ def install(job: Job) -> None:
         planned = job.config.chaos.planned(total_steps=job.length.total_steps, ranks=dist.get_world_size())
     except NotAllowed as error:  # another launcher has started other ranks than the config has
         raise UserError(str(error), allowed=error.allowed, hint=error.hint) from None
+    world = env.world()
+    one_machine = world.local_world_size == world.world_size
+    require_possible(job.config, by_agent=env.attempt_is_open(), one_machine=one_machine)
     several = any(fault.kind == "deadlock" for fault in planned)
     group = dist.new_group(backend="gloo", timeout=WRITE_TIMEOUT) if several else None
     chaos = Chaos(job, [fault for fault in planned if fault.rank == dist.get_rank()], group)
@@ -53,11 +58,15 @@ class Chaos(Hook):
     def __init__(self, job: Job, planned: list[FaultConfig], group: dist.ProcessGroup | None) -> None:
         self._job, self._group = job, group
         self._events = EventLog(job.folder.path, job.folder.attempt or 0)
-        done = {event.get("label") for event in job.folder.events() if event["event"] == "fault_injected"}
-        attempts = (None, job.folder.attempt)
-        self._left = [fault for fault in planned if fault.label not in done and fault.attempt in attempts]
-        for fault in self._left:
-            _require_possible(fault, job)
+        done = [event for event in job.folder.events() if event["event"] == "fault_injected"]
+        listed, labels = job.config.chaos.faults if job.config.chaos else (), {event.get("label") for event in done}
+        drawn = {(event["fault"], event["step"]) for event in done}  # perhaps on another number of ranks
+        self._left = [
+            fault
+            for fault in planned
+            if fault.attempt in (None, job.folder.attempt)
+            and (fault.label not in labels if fault in listed else (fault.kind, fault.step) not in drawn)
+        ]
         self._slow: FaultConfig | None = None
         self._slow_until_s = 0.0
         self._forward_began_s = 0.0
@@ -158,19 +167,6 @@ def _stuck_reader(read: Callable[[int], Any], stuck: dict[int | None, FaultConfi
         return read(step)
 
     return stuck_read
-
-
-def _require_possible(fault: FaultConfig, job: Job) -> None:
-    """Raise UserError for a fault that cannot be injected into this process."""
-    reason = faults.why_not(fault.kind)
-    if fault.kind == "store_503" and job.config.train.checkpoint.save_to is None:
-        reason = "the run copies no checkpoint to an object store (train.checkpoint.save_to)"
-    if reason is not None:
-        raise UserError(
-            f"chaos: {fault.kind} cannot be injected: {reason}",
-            allowed="the faults of docs/guides/faults.md whose needs this machine meets",
-            hint="take it out of chaos.faults",
-        )
 
 
 def _flip_bit(path: Path) -> None:

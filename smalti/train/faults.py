@@ -1,6 +1,6 @@
 """The faults of ``chaos``: each is done to this process, by the means of the operating system where there are any.
 
-``why_not`` names what a kind needs and this process lacks. What lasts for a time ends by a thread.
+What lasts for a time ends by a thread. ``config/chaos_needs.py`` says what a kind needs.
 """
 
 import ctypes
@@ -20,6 +20,7 @@ import torch
 import torch.distributed as dist
 
 from smalti.base import clock, env
+from smalti.base.errors import InjectedError
 from smalti.base.objects import Requests
 from smalti.config.chaos import FaultConfig
 from smalti.config.durations import to_seconds
@@ -29,26 +30,6 @@ _MNT_DETACH = 2
 _TCP_REPAIR, _TCP_REPAIR_QUEUE, _SEND_QUEUE = 19, 20, 2
 _JUMP = timedelta(hours=1)
 _FOR_GOOD_S = 10 * 86_400.0
-
-
-class InjectedError(RuntimeError):
-    """The fault ``exception``."""
-
-
-def why_not(kind: str) -> str | None:
-    """Return why a kind cannot be injected into this process; None where it can."""
-    if kind in ("agent_death", "store_death") and not env.attempt_is_open():
-        return "the ranks were not started by Smalti's agent"
-    if kind in ("read_only_disk", "half_open_tcp", "cut_line") and os.geteuid() != 0:
-        return "it needs root"
-    if kind == "cut_line" and not _in_named_network():
-        return "this process is in no network namespace of 'ip netns', so the whole machine would lose its network"
-    return None
-
-
-def _in_named_network() -> bool:
-    named = Path("/run/netns")
-    return named.is_dir() and any(each.samefile("/proc/self/ns/net") for each in named.iterdir())
 
 
 def seconds_of(fault: FaultConfig) -> float | None:
@@ -72,7 +53,9 @@ def inject(fault: FaultConfig, checkpoints: Path, group: dist.ProcessGroup | Non
         case "held_gil":
             _hold_gil(seconds or _FOR_GOOD_S)
         case "exception":
-            raise InjectedError(f"injected by chaos: {fault.label}")
+            raise InjectedError(
+                f"injected by chaos: {fault.label}", hint="chaos.faults and chaos.mix are in config.yaml"
+            )
         case "deadlock":
             dist.all_reduce(torch.zeros(1), group=group)
         case "full_disk":

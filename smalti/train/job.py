@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -47,6 +47,8 @@ from smalti.train.sharded_model import check_origin, describe, sharded
 from smalti.train.step import ForwardBackward, Loss, StatefulLoss, TrainState, one_by_one
 from smalti.train.weight_average import WeightAverage
 from smalti.train.weights import keep_tokenizer
+
+T = TypeVar("T")
 
 MakeEvaluate = Callable[[RunConfig, Mapping[str, bytes], Mesh], Evaluate | None]
 """(config, what rank 0 has read of sources and held-out sets, mesh) -> the evaluation of held-out loss."""
@@ -106,14 +108,21 @@ class Attempt:
     progress: ProgressWriter | NoProgress | None = None
     """The slot of this rank, opened by the caller or with the run folder."""
 
+    def done(self, part: T) -> T:
+        """Return ``part``, a result of the set-up; it is a sign of life."""
+        if self.progress is not None:
+            self.progress.beat()
+        return part
+
     def set_folder(self, folder: RunFolder) -> None:
         """Store the run folder, so that errors are recorded in it, and open the slot of this rank."""
         self.folder = folder
         if self.progress is None:
             self.progress = open_slot(folder.log_folder(), env.world())
+        self.progress.beat()
         self.progress.collectives = worlds.count_collectives
-        if env.attempt_is_open():
-            collectives.answer_requests(worlds.collectives_by_group)
+        if (nonce := env.rank_nonce()) is not None:
+            collectives.answer_requests(nonce, worlds.collectives_by_group)
 
 
 @contextmanager
@@ -160,13 +169,13 @@ def build(
     """Build all that ``fit`` needs, as ``train.api.build``, whose arguments these are. attempt: is filled in."""
     world, attempt = env.world(), attempt or Attempt()
     _require_described(config, model=model, loss=loss, batches=batches)
-    device, resolved, attempt.hosts = rank_setup.join_world(config, world, own_model=model is not None)
+    device, resolved, attempt.hosts = attempt.done(rank_setup.join_world(config, world, own_model=model is not None))
     layout, axes = rank_setup.resolve_layout(config, device, world, own_model=model is not None)
     resolved, mesh = resolved | axes, meshes.build(device, layout)
     folder, config = resume.open_folder(config, world, origins or {}, fork=fork, opened=attempt.set_folder)
     events: EventLog | NoEventLog = folder.event_log() if world.is_first else NoEventLog()
     reporter = oom.Reporter(config, folder, world.rank, layout, oom.placement(config, layout, device))
-    indexes = _read_inputs(config) if isinstance(config, RunConfig) and batches is None else {}
+    indexes = attempt.done(_read_inputs(config) if isinstance(config, RunConfig) and batches is None else {})
     if isinstance(config, RunConfig):
         loss = loss or _loss_of(config, make_loss, mesh, device)
         if batches is None:
@@ -174,11 +183,11 @@ def build(
             batches = _token_batches(config, indexes, folder, mesh, device, resolved["microbatch_tokens"])
     assert batches is not None and loss is not None
     checkpoint_copies.restore(config, folder, events)
-    path = (checkpoints := resume.Checkpoints(folder, events, peer_memory(config))).find()
+    path = attempt.done((checkpoints := resume.Checkpoints(folder, events, peer_memory(config))).find())
     frozen = check_origin(config, path, origins, own_model=model is not None)
-    model = sharded(config, model, mesh, device, resumes=path is not None)
+    model = attempt.done(sharded(config, model, mesh, device, resumes=path is not None))
     state = state_of(config, model, loss, mesh, device, attempt.progress)
-    saved = checkpoints.load(path, state, tensors_of(state), batches, frozen)
+    saved = attempt.done(checkpoints.load(path, state, tensors_of(state), batches, frozen))
     resolved |= _try_microbatch(config, resolved, state, loss, batches, reporter, device)
     peak = rank_setup.peak_flops_per_s(device, config.train.precision.compute, world)
     events.write("auto_resolved", **resolved, **describe(config, layout, device), peak_flops_per_s=peak)

@@ -45,6 +45,17 @@ def test_a_mix_is_a_function_of_its_seed_with_one_fault_in_each_part_of_the_run(
     assert all(2 <= fault.step <= 400 for fault in firsts)
 
 
+def test_kinds_and_steps_of_a_mix_are_the_same_on_any_number_of_ranks() -> None:
+    mix = ChaosConfig(mix="llama3", seed=3, count=50)
+    schedules = {
+        ranks: [(fault.kind, fault.step) for fault in mix.planned(total_steps=1000, ranks=ranks)]
+        for ranks in (2, 3, 8, 3072)
+    }
+    assert all(schedule == schedules[2] for schedule in schedules.values())
+    alone = [(fault.kind, fault.step) for fault in mix.planned(total_steps=1000, ranks=1)]
+    assert alone == [("sigkill" if kind == "deadlock" else kind, step) for kind, step in schedules[2]]
+
+
 def test_a_mix_of_one_rank_has_no_deadlock() -> None:
     faults = ChaosConfig(mix="llama3", count=200).planned(total_steps=4000, ranks=1)
     assert "deadlock" not in {fault.kind for fault in faults}

@@ -80,3 +80,49 @@ def test_of_two_ranks_in_two_collectives_the_one_without_the_usual_one_is_named(
         read_slots(path), ranks, {}, {0: {"0": 41, "7": 0}, 1: {"0": 40, "7": 1}}
     )
     assert (hang.rank, hang.why) == (1, "the others wait in a collective that it has not started")
+
+
+def test_parts_of_the_set_up_are_signs_of_life_whose_limit_is_learned_by_attempts_that_resume(
+    tmp_path: Path, monkeypatch: Any
+) -> None:
+    now_s = 100.0
+    monkeypatch.setattr(clock, "now_s", lambda: now_s)
+    limits = Limits(10.0, 600.0)
+
+    def set_up(attempt: int, resumes: bool, parts: int) -> list[Any]:
+        nonlocal now_s
+        limits.resumes = resumes
+        path, writers, ranks = _slots(tmp_path / str(attempt), 2, 2)
+        watchdog = Watchdog(limits, path)
+        for part in range(parts):
+            for _ in range(30):
+                now_s += 1.0
+                assert not watchdog.look(ranks)
+            for writer in writers if part < 4 else writers[:1]:  # rank 1 hangs in the fifth part
+                writer.beat()
+        if parts == 4:
+            for writer in writers:
+                writer.enter(Phase.DATA)
+        hung: list[Any] = []
+        for _ in range(700 if parts > 4 else 1):
+            now_s += 1.0
+            hung = hung or [watchdog.name(slots, ranks, {}, {}) for slots in [watchdog.look(ranks)] if slots]
+        return hung
+
+    for attempt in range(3):
+        (tmp_path / str(attempt)).mkdir()
+    assert not set_up(0, resumes=False, parts=4)
+    assert limits.of(Phase.INIT) == 600.0, "an attempt without a checkpoint says nothing of one that loads it"
+    assert not set_up(1, resumes=True, parts=4)
+    assert limits.of(Phase.INIT) == 90.0
+    (hang, *_) = set_up(2, resumes=True, parts=5)
+    assert (hang.rank, hang.phase, hang.still_s) == (1, Phase.INIT, 90.0)
+
+
+def test_phases_within_a_compilation_are_signs_of_life(tmp_path: Path) -> None:
+    path, (writer,), _ = _slots(tmp_path, 1, 1)
+    with writer.within(Phase.COMPILE):
+        writer.enter(Phase.FORWARD)
+        writer.enter(Phase.BACKWARD)
+        (slot,) = read_slots(path)
+    assert (slot.phase, slot.beats) == (Phase.COMPILE, 2)

@@ -45,6 +45,18 @@ def test_changes_are_ordered_by_what_they_save() -> None:
     assert best.saved_s == pytest.approx(_RUN.total_s * (1 - result.goodput_frac / best.goodput_frac))
 
 
+def test_no_change_saves_more_than_the_buckets_it_shortens() -> None:
+    run = _ledger(train=100.0, lost_work=1.0, checkpoint=0.1, detect=2.0, restart=10.0, init=500.0)
+    result = hindsight(run, [])
+    assert result is not None
+    most_s = {"detection": 2 * 1.0, "restart": 2 * 5.0, "half as": 13.0, "a checkpoint": 2 * 1.1}
+    assert len(result.changes) > 2
+    for change in result.changes:
+        (bound_s,) = (seconds for words, seconds in most_s.items() if change.words.startswith(words))
+        assert 0 < change.saved_s <= bound_s
+        assert change.goodput_frac == pytest.approx(result.goodput_frac / (1 - change.saved_s / run.total_s))
+
+
 def test_idle_after_a_fault_would_have_been_saved_whole() -> None:
     run = _ledger(train=8980.0, lost_work=1000.0, checkpoint=20.0, detect=120.0, restart=480.0, idle=7200.0)
     run = replace(run, interruptions=(replace(_FAULT, idle_s=7200.0), _FAULT))

@@ -1,5 +1,6 @@
 """Counts of collectives that a rank gives to the agent, and who is behind by them."""
 
+import os
 import subprocess
 import sys
 
@@ -12,10 +13,10 @@ ANSWERS = """
 import sys, time
 from smalti.track import collectives
 def counts():
-    if sys.argv[1] == "late":
+    if sys.argv[2] == "late":
         time.sleep(60)
     return {"0": 7}
-collectives.answer_requests(counts)
+collectives.answer_requests(sys.argv[1], counts)
 print("ready", flush=True)
 time.sleep(60)
 """
@@ -24,16 +25,19 @@ time.sleep(60)
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="abstract sockets")
 def test_ranks_answer_while_their_main_thread_waits_and_others_are_left_out() -> None:
     command = [sys.executable, "-c", ANSWERS]
-    ranks = [subprocess.Popen([*command, how], stdout=subprocess.PIPE) for how in ("now", "late", "now")]
+    nonces = {number: f"{os.getpid()}-{number}" for number in range(3)}
+    ranks = [
+        subprocess.Popen([*command, nonces[number], how], stdout=subprocess.PIPE)
+        for number, how in enumerate(("now", "late", "now"))
+    ]
     try:
         for rank in ranks:
             assert rank.stdout is not None
             assert rank.stdout.readline() == b"ready\n"
-        pids = {number: rank.pid for number, rank in enumerate(ranks)}
-        assert collectives.ask({0: pids[0], 2: pids[2]}, 30) == {0: {"0": 7}, 2: {"0": 7}}
+        assert collectives.ask({0: nonces[0], 2: nonces[2]}, 30) == {0: {"0": 7}, 2: {"0": 7}}
         ranks[2].kill()
         ranks[2].wait()
-        assert collectives.ask(pids, 1.0) == {0: {"0": 7}}
+        assert collectives.ask(nonces, 1.0) == {0: {"0": 7}}
     finally:
         for rank in ranks:
             rank.kill()

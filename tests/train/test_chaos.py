@@ -18,8 +18,9 @@ from forked_command import start
 from gloo_ranks import exit_code, run_ranks
 
 from smalti.base import clock
-from smalti.base.errors import RetryableError, UserError
+from smalti.base.errors import InjectedError, RetryableError, UserError
 from smalti.base.objects import Requests
+from smalti.config import chaos_needs
 from smalti.config.chaos import FaultConfig
 from smalti.config.load import dump, from_dict
 from smalti.config.run import RunConfig
@@ -62,7 +63,7 @@ def test_a_rank_dies_by_the_signal_in_the_step_and_phase_that_were_asked_for(kin
 @pytest.mark.parametrize("phase", ["init", "data", "checkpoint"])
 def test_an_exception_is_raised_in_its_phase(phase, tmp_path) -> None:
     config = _config(tmp_path, {"kind": "exception", "phase": phase} | ({} if phase == "init" else {"step": 2}))
-    with pytest.raises(faults.InjectedError, match="injected by chaos: exception of rank 0"):
+    with pytest.raises(InjectedError, match="injected by chaos: exception of rank 0"):
         _fit(config)
     folder = RunFolder.read(config.run_folder)
     (slot,) = read_slots(slot_file(folder.log_folder(0), 0))
@@ -73,7 +74,7 @@ def test_an_exception_is_raised_in_its_phase(phase, tmp_path) -> None:
 def test_a_fault_of_a_later_attempt_waits_for_it(tmp_path) -> None:
     config = _config(tmp_path, {"kind": "exception", "phase": "init", "attempt": 1}, duration="6step")
     _fit(config)
-    with pytest.raises(faults.InjectedError):
+    with pytest.raises(InjectedError):
         _fit(config)
     _fit(config)
 
@@ -162,7 +163,7 @@ def _fit_until_the_disk_matters(rank: int, config: RunConfig) -> None:
 def test_a_corrupt_shard_is_rejected_by_the_next_attempt(tmp_path) -> None:
     planned = ({"kind": "corrupt_shard", "step": 11}, {"kind": "exception", "step": 17})
     config = _config(tmp_path, *planned)
-    with pytest.raises(faults.InjectedError):
+    with pytest.raises(InjectedError):
         _fit(config)
     _fit(config)
     events = RunFolder.read(config.run_folder).events()
@@ -222,6 +223,38 @@ def test_what_cannot_be_injected_here_is_refused_before_the_first_step(tmp_path,
     if os.geteuid() == 0:
         with pytest.raises(UserError, match="in no network namespace"):
             build(_config(tmp_path / "root", {"kind": "cut_line", "step": 3}))
+
+
+def test_faults_without_an_effect_are_refused_before_a_process_starts(tmp_path) -> None:
+    for fault, reason, *overrides in (
+        ({"kind": "store_503"}, "copies no checkpoint", f"train.checkpoint.save_to={tmp_path}/copies"),
+        ({"kind": "store_503", "rank": 1}, "rank 0 alone copies", "train.checkpoint.save_to=s3://bucket/x"),
+    ):
+        config = _config(tmp_path, {**fault, "step": 3}, ranks=2)
+        (tmp_path / "r.yaml").write_text(dump(config))
+        code, output = start("train", str(tmp_path / "r.yaml"), *overrides).finish()
+        assert (code, "hint: " in output) == (2, True), output
+        assert f"chaos: store_503 cannot be injected: {reason}" in output or reason in output
+        assert not Path(config.run_folder).exists(), "no attempt was opened"
+
+
+def test_a_line_between_ranks_of_one_machine_cannot_be_cut(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    monkeypatch.setattr(chaos_needs, "_in_named_network", lambda: True)
+    config = _config(tmp_path, {"kind": "cut_line", "step": 3}, ranks=2)
+    with pytest.raises(UserError, match="no line to cut"):
+        chaos_needs.require_possible(config, by_agent=True, one_machine=True)
+    chaos_needs.require_possible(config, by_agent=False, one_machine=False)
+
+
+def test_an_injected_error_is_named_as_such_and_not_as_a_bug(tmp_path) -> None:
+    config = _config(tmp_path, {"kind": "exception", "step": 3}, ranks=1)
+    (tmp_path / "r.yaml").write_text(dump(config))
+    code, output = start("train", str(tmp_path / "r.yaml"), "train.restart.attempts=0").finish()
+    assert code == 1
+    assert "injected by chaos: exception of rank 0 at step 3 in forward" in output
+    assert "bug in Smalti" not in output
+    assert "Traceback" in (Path(config.run_folder) / "logs/attempt-0/rank-000.log").read_text()
 
 
 def test_the_agent_can_be_killed_and_the_same_command_continues(tmp_path) -> None:

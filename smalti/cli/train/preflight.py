@@ -26,7 +26,10 @@ def check(
     config: "RunConfig", *, ranks: int, fork: "Fork | None" = None, origins: "Mapping[str, str] | None" = None
 ) -> None:
     """Raise for a mesh that does not fit ``ranks``, stages that do not fit the run, missing folders of tokens or of
-    initial weights, unreachable trackers, and a folder of another run. ``origins``: of the config's values."""
+    initial weights, faults that cannot be injected, unreachable trackers, and a folder of another run. ``origins``: of
+    the config's values."""
+    from smalti.base.env import inside_world
+    from smalti.config.chaos_needs import require_possible
     from smalti.track import trackers
     from smalti.track.run import RunFolder
 
@@ -40,6 +43,7 @@ def check(
     _check_retained(config)
     _check_folders(config)
     _check_files(config)
+    require_possible(config, by_agent=not inside_world(), one_machine=not inside_world())
     trackers.check(config.track, config.run_folder)
 
 

@@ -134,6 +134,8 @@ def _attempt(
     assert folder.attempt is not None
     events = folder.event_log()
     started_s, step_before = clock.now_s(), last_step(folder)
+    if patience.limits is not None:
+        patience.limits.resumes = folder.saved_step() is not None and memory is None
     events.write("attempt_started", ranks=ranks, ranks_wanted=ranks_wanted, threads=threads, resumes=folder.attempt > 0)
     for attempt_at_port in range(_PORT_TRIES):
         started = start(

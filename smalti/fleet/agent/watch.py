@@ -82,7 +82,7 @@ class Watch:
         self.decided_s = clock.now_s()
         folder = self._progress.parent
         stacks = stacks_of(self.ranks, folder)
-        counts = collectives.ask({rank.rank: rank.pid for rank in self.ranks if rank.code is None}, _ANSWER_S)
+        counts = collectives.ask({rank.rank: rank.nonce for rank in self.ranks if rank.code is None}, _ANSWER_S)
         self.hang = self._watchdog.name(slots, self.ranks, stacks, counts)
         self.evidence = evidence.write(folder, slots, self.ranks, stacks, counts)
         return True

@@ -21,7 +21,11 @@ _MOST_PER_LOOK_S = 2.0
 _FACTOR = 3.0
 _OBSERVATIONS = 3
 _LEARNED = (Phase.DATA, Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER)
-"""Phases whose limit may be below the initial one. Evaluations, saves, compilation and hooks vary too much."""
+"""Phases whose limit may be below the initial one. Evaluations, saves and hooks vary too much."""
+_SET_UP = (Phase.INIT, Phase.COMPILE)
+"""Phases of parts, each with a sign of life at its end. The limit is that of the longest part, and is lowered only by
+attempts that have loaded a checkpoint: without one, the longest part of the next attempt is missing."""
+_SET_UP_FLOOR_S = 60.0
 
 
 class Limits:
@@ -36,6 +40,8 @@ class Limits:
         self._floors_s = floors_s or {}
         self._largest_s: dict[tuple[Phase, int], float] = defaultdict(float)
         self._seen: Counter[tuple[Phase, int]] = Counter()
+        self.resumes = False
+        """The present attempt loads a checkpoint, and not from memory, which takes less time than a later load."""
 
     def learn(self, phase: Phase, seconds: float, row_tokens: int = 0) -> None:
         """Observe that a phase took at most so long with rows of that length."""
@@ -45,6 +51,8 @@ class Limits:
     def of(self, phase: Phase, row_tokens: int = 0) -> float:
         """Return the limit of a phase, in seconds; rows of another length have one of their own."""
         floor_s = self.initial_s
+        if phase in _SET_UP and self._seen[phase, 0]:
+            return max(self.floor_s, _SET_UP_FLOOR_S, _FACTOR * self._largest_s[phase, 0])
         if phase in _LEARNED and self._seen[phase, row_tokens] >= _OBSERVATIONS:
             floor_s = max(self.floor_s, self._floors_s.get(phase, 0.0))
         return max(floor_s, _FACTOR * self._largest_s[phase, row_tokens])
@@ -71,6 +79,8 @@ class Watchdog:
         self._looked_s = clock.now_s()
         self._before: dict[int, Progress] = {}
         self._still_s: dict[int, float] = defaultdict(float)
+        self._longest_s: dict[int, float] = defaultdict(float)
+        """Longest time without a sign of life in the present phase of each rank."""
 
     def look(self, ranks: Sequence[Rank]) -> list[Progress]:
         """Return the slots of the running ranks if one of them hangs, else []."""
@@ -119,17 +129,21 @@ class Watchdog:
         return Hang(rank, slot.phase, slot.step, self._still_s[slot.rank], why)
 
     def _observe(self, slot: Progress, passed_s: float) -> None:
-        before = self._before.get(slot.rank)
-        self._before[slot.rank] = slot
+        rank, before = slot.rank, self._before.get(slot.rank)
+        self._before[rank] = slot
+        self._still_s[rank] += passed_s
+        self._longest_s[rank] = max(self._longest_s[rank], self._still_s[rank])
         if before is None or (before.phase_count, before.beats) != (slot.phase_count, slot.beats):
-            self._still_s[slot.rank] = 0.0
-        else:
-            self._still_s[slot.rank] += passed_s
-        if before is not None:
-            for phase in Phase:
-                grown_s = slot.spent_s(phase) - before.spent_s(phase)
-                if grown_s > 0:
-                    self._limits.learn(phase, grown_s, slot.row_tokens)
+            self._still_s[rank] = 0.0
+        if before is None or before.phase_count == slot.phase_count:
+            return
+        for phase in Phase:
+            grown_s = slot.spent_s(phase) - before.spent_s(phase)
+            if grown_s > 0 and phase not in _SET_UP:
+                self._limits.learn(phase, grown_s, slot.row_tokens)
+        if before.phase in _SET_UP and self._limits.resumes:
+            self._limits.learn(before.phase, self._longest_s[rank])
+        self._longest_s[rank] = 0.0
 
     def _not_open(self, running: Mapping[int, Rank], slots: Sequence[Progress]) -> list[Progress]:
         """Return slots for the ranks that have opened none: they are behind all others, and as still as those.
@@ -143,8 +157,9 @@ class Watchdog:
         return [unopened(rank.rank, rank.pid) for rank in absent]
 
 
-def _position(slot: Progress) -> int:
-    return slot.phase_count
+def _position(slot: Progress) -> tuple[int, int]:
+    """Return how far a rank is: all pass the same parts of the set-up, but not of an evaluation."""
+    return slot.phase_count, slot.beats if slot.phase == Phase.INIT else 0
 
 
 def _least(slots: Sequence[Progress], key) -> list[Progress]:  # type: ignore[no-untyped-def]

@@ -1,6 +1,7 @@
 """Starts the ranks of one attempt on this machine, each a child in its own session with torchrun's variables."""
 
 import os
+import secrets
 import signal
 import socket
 import subprocess
@@ -34,6 +35,8 @@ class Rank:
     rank: int
     process: subprocess.Popen[bytes]
     log: Path
+    nonce: str = ""
+    """Name under which it answers ``track.collectives.ask``."""
     killed_by_us: bool = False
 
     @property
@@ -90,6 +93,7 @@ def start(
     started: list[Rank] = []
     try:
         for rank in range(ranks):
+            nonce = secrets.token_hex(8)
             environment = child_environment(
                 {
                     "RANK": str(rank),
@@ -99,13 +103,14 @@ def start(
                     "MASTER_ADDR": "127.0.0.1",
                     "MASTER_PORT": str(port),
                     "SMALTI_ATTEMPT": str(attempt),
+                    "SMALTI_RANK_NONCE": nonce,
                     "OMP_NUM_THREADS": str(threads),
                     "PYTHONUNBUFFERED": "1",
                     "PYTHONFAULTHANDLER": "1",
                     "SMALTI_PEER_MEMORY": str(memory or ""),
                 }
             )
-            started.append(_start_one(command, rank, environment, log_of(rank)))
+            started.append(_start_one(command, rank, environment, log_of(rank), nonce))
     except BaseException:
         for rank_process in started:
             rank_process.kill()
@@ -120,7 +125,7 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def _start_one(command: Sequence[str], rank: int, environment: dict[str, str], log: Path) -> Rank:
+def _start_one(command: Sequence[str], rank: int, environment: dict[str, str], log: Path, nonce: str) -> Rank:
     with disk_trouble(log):
         log.parent.mkdir(parents=True, exist_ok=True)
         file = open(log, "ab")  # noqa: SIM115 - closed below
@@ -135,4 +140,4 @@ def _start_one(command: Sequence[str], rank: int, environment: dict[str, str], l
             start_new_session=True,  # Ctrl-C in the terminal reaches the agent alone
             preexec_fn=die_with_parent(signal.SIGKILL),
         )
-    return Rank(rank, process, log)
+    return Rank(rank, process, log, nonce)

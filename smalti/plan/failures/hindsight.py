@@ -1,7 +1,8 @@
 """What would have helped a run that was interrupted: the closed form of goodput, with the run's own measured times.
 
 The times between failures, of detection and restart are means over few failures, so this ranks changes; it does not
-predict the next run. A change is judged alone: what several save together is less than the sum.
+predict the next run. A change is judged alone: what several save together is less than the sum. None saves more than
+the seconds of the ledger's buckets that it shortens.
 """
 
 from collections.abc import Mapping, Sequence
@@ -47,10 +48,10 @@ def hindsight(ledger: Ledger, events: Sequence[Mapping[str, Any]]) -> Hindsight 
     before = goodput_frac(timing)
     total_s = ledger.total_s - sum(ledger.seconds[bucket] for bucket in _NOT_RUNNING)
     changes = []
-    for words, changed in _changes(timing):
-        after = goodput_frac(changed)
-        if after > before:
-            changes.append(Change(words, after, total_s * (1 - before / after)))
+    for words, changed, most_s in _changes(timing, ledger.seconds):
+        saved_s = min(total_s * (1 - before / goodput_frac(changed)), most_s)
+        if saved_s > 0:
+            changes.append(Change(words, before / (1 - saved_s / total_s), saved_s))
     idle_s = sum(each.idle_s for each in ledger.interruptions) * ledger.total_s / ledger.wall_s
     if idle_s > 0:
         changes.append(Change("restarts by itself: no idle time after a fault", None, idle_s))
@@ -83,16 +84,33 @@ def measured_timing(ledger: Ledger, events: Sequence[Mapping[str, Any]]) -> Timi
     )
 
 
-def _changes(timing: Timing) -> list[tuple[str, Timing]]:
+def _changes(timing: Timing, seconds: Mapping[str, float]) -> list[tuple[str, Timing, float]]:
+    """Return each change, the times with it, and the most rank-seconds that it can save.
+
+    seconds: those of the ledger, by bucket.
+    """
     (recovery,) = timing.recoveries
     best_s = max(optimal_s(max(timing.stall_s, 1e-3), timing.mtbf_s), timing.upload_s)
     detect_s, restart_s = recovery.detect_s * _HALF, recovery.restart_s * _HALF
     interval, measured = format_seconds(best_s), format_seconds(timing.interval_s)
+    lost_s, faults_s = seconds["lost_work"], seconds["detect"] + seconds["restart"] + seconds["lost_work"]
     return [
-        (f"a checkpoint every {interval} instead of {measured}", replace(timing, interval_s=best_s)),
-        (f"detection in {format_seconds(detect_s)}, half", _recovering(timing, detect_s, recovery.restart_s)),
-        (f"restart in {format_seconds(restart_s)}, half", _recovering(timing, recovery.detect_s, restart_s)),
-        ("half as many interruptions", replace(timing, mtbf_s=timing.mtbf_s / _HALF)),
+        (
+            f"a checkpoint every {interval} instead of {measured}",
+            replace(timing, interval_s=best_s),
+            seconds["checkpoint"] + lost_s,
+        ),
+        (
+            f"detection in {format_seconds(detect_s)}, half",
+            _recovering(timing, detect_s, recovery.restart_s),
+            seconds["detect"] * _HALF,
+        ),
+        (
+            f"restart in {format_seconds(restart_s)}, half",
+            _recovering(timing, recovery.detect_s, restart_s),
+            seconds["restart"] * _HALF,
+        ),
+        ("half as many interruptions", replace(timing, mtbf_s=timing.mtbf_s / _HALF), faults_s * _HALF),
     ]
 
 
