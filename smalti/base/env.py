@@ -243,6 +243,15 @@ def fleet_attempt() -> str | None:
     return os.environ.get("SMALTI_FLEET_ATTEMPT") or None
 
 
+def fleet_queued_s() -> float:
+    """Return how long this run has waited in the queue, in seconds (``SMALTI_FLEET_QUEUED_S``); 0 without a queue."""
+    text = os.environ.get("SMALTI_FLEET_QUEUED_S") or "0"
+    try:
+        return max(0.0, float(text))
+    except ValueError:
+        raise UserError(f"SMALTI_FLEET_QUEUED_S={text} is no number of seconds", hint="unset it") from None
+
+
 def any_process_with(name: str, value: str) -> bool:
     """Return whether a process of this user was started with an environment variable of this value, and still runs."""
     import psutil  # a tenth of the time that 'smalti --help' may take

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from smalti.base import clock
+from smalti.base.env import fleet_queued_s
 from smalti.base.errors import ExitCode, RetryableError
 from smalti.base.log import get
 from smalti.base.machine import cpu_count
@@ -67,7 +68,7 @@ def run(
     """
     patience = _Patience(grace_s, stop_s, limits)
     restarts = Restarts(restart, folder, fits, memory)
-    wanted, least = ranks, None
+    wanted, least, queued_s = ranks, None, fleet_queued_s()
     with StopRequests() as requests:
         while True:
             count = max(1, cpu_count() // ranks) if threads == "auto" else int(threads)
@@ -78,8 +79,9 @@ def run(
 
             outcome = _attempt(
                 command, folder, requests, decide, ranks=ranks, ranks_wanted=wanted, threads=count, patience=patience,
-                memory=memory,
+                memory=memory, queued_s=queued_s,
             )  # fmt: skip
+            queued_s = 0.0
             if at_end is not None:
                 at_end(outcome)
             smaller = outcome.next_microbatch_tokens
@@ -130,13 +132,16 @@ def _attempt(
     threads: int,
     patience: _Patience,
     memory: Path | None,
+    queued_s: float,
 ) -> Outcome:
     assert folder.attempt is not None
     events = folder.event_log()
     started_s, step_before = clock.now_s(), last_step(folder)
     if patience.limits is not None:
         patience.limits.resumes = folder.saved_step() is not None and memory is None
-    events.write("attempt_started", ranks=ranks, ranks_wanted=ranks_wanted, threads=threads, resumes=folder.attempt > 0)
+    queued = {"queued_s": queued_s} if queued_s else {}
+    events.write("attempt_started", ranks=ranks, ranks_wanted=ranks_wanted, threads=threads,
+                 resumes=folder.attempt > 0, **queued)  # fmt: skip
     for attempt_at_port in range(_PORT_TRIES):
         started = start(
             command,

@@ -140,13 +140,22 @@ def output_of(place: Path, attempt: int) -> Path:
     return place / f"attempt-{attempt}.log"
 
 
+def _queued_s(run: int) -> float:
+    """Return the seconds since the run began to wait for its turn, at first or again."""
+    with database.transaction(write=False) as db:
+        times = [event["time"] for event in runs.events(db, run) if event["state"] in ("QUEUED", "RECOVERING")]
+    since_s = clock.seconds_of(times[-1]) if times else None
+    return 0.0 if since_s is None else max(0.0, clock.wall_s() - since_s)
+
+
 def _variables(run: Run, attempt: Attempt) -> dict[str, str]:
-    """Return what the run gets beside the environment of the controller: its secrets, and of the GPUs only those that
-    it holds."""
+    """Return what the run gets beside the environment of the controller: its secrets, its time in the queue, and of the
+    GPUs only those that it holds."""
     names = visible_gpus() if attempt.gpus else []
     gpus = ",".join(names[gpu] for gpu in attempt.gpus if gpu < len(names))
     secrets = secret_values.values(run.number, run.secrets)
     variables = {**secrets, "SMALTI_FLEET_RUN": run.id, "CUDA_VISIBLE_DEVICES": gpus}
+    variables["SMALTI_FLEET_QUEUED_S"] = f"{_queued_s(run.number):.3f}"
     if run.packed is not None:
         paths = [run.packed, *variables_of(["PYTHONPATH"]).values()]
         variables |= {"PYTHONPATH": os.pathsep.join(paths), "PYTHONSAFEPATH": "1"}  # before a checkout in the directory

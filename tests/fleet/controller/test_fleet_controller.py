@@ -13,7 +13,7 @@ from smalti.base import clock, database
 from smalti.base.errors import UserError
 from smalti.base.processes import identity
 from smalti.config.launch import LaunchConfig
-from smalti.fleet.controller import lease
+from smalti.fleet.controller import attempt, lease
 from smalti.fleet.controller.lease import Lease, Superseded
 from smalti.fleet.controller.loop import Controller
 from smalti.fleet.queue import changes, runs
@@ -53,6 +53,23 @@ def test_the_controller_ends_when_no_run_is_left(tmp_path: Path) -> None:
     assert held.release_if_idle()
     fake(tmp_path, "b")
     assert lease.is_needed(runs.this_host())
+
+
+def test_a_run_is_given_the_seconds_since_it_began_to_wait_for_its_turn(tmp_path: Path, monkeypatch) -> None:
+    run = fake(tmp_path, "a")
+    now_s = clock.wall_s()
+    row = runs.Attempt(run.number, 0, "n", (), None, None, None, None, None, None)
+
+    def queued_s() -> float:
+        return float(attempt._variables(run, row)["SMALTI_FLEET_QUEUED_S"])
+
+    assert queued_s() == 0.0, "it waits for other runs, not for its turn"
+    for state_before in ("QUEUED", "RECOVERING"):
+        with database.transaction() as db:
+            runs.write_event(db, run.number, state_before, cause=None, source="controller")
+        with monkeypatch.context() as later:
+            later.setattr(clock, "wall_s", lambda: now_s + 100.0)
+            assert queued_s() == pytest.approx(100.0, abs=5.0)
 
 
 def test_a_waiting_run_is_stopped_without_a_controller(tmp_path: Path) -> None:
