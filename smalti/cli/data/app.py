@@ -3,6 +3,7 @@
 import typer
 
 from smalti.cli.data.build import build
+from smalti.cli.data.classifier import app as classifier
 from smalti.cli.data.curate import curate
 from smalti.cli.data.dedup import dedup
 from smalti.cli.data.documents import documents
@@ -32,3 +33,4 @@ app.command("to-mds", epilog="Example: smalti data to-mds data/demo/tokens/code/
     to_mds
 )
 app.add_typer(tokenizers, name="tokenizers")
+app.add_typer(classifier, name="classifier")
