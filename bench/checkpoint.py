@@ -6,7 +6,8 @@
 Two ranks (gloo) hold the state in equal shards. A step computes for about a second on each rank, and then changes every
 tensor. The training threads of both ranks share one core, all other threads the other one. The savers take turns: each
 saves in the first of its steps, and trains until the checkpoint is complete. The loads come after, each rank on a
-core, as a resume does them, twice as many as turns. *Blocked* is the time in the call that
+core, as a resume does them, twice as many as turns: from the disk, and verified also from shared memory, as after
+``train.checkpoint.peer_copies``. *Blocked* is the time in the call that
 saves, and the wait before tensors may change. DCP's peers are ``dcp.save`` and ``dcp.async_save`` with a
 ``DefaultStager`` (shared memory, asynchronous staging). Bounds, beyond which the script exits with 1: a tenth of
 ``dcp.save``'s blocked time and not more than ``dcp.async_save``'s; steps during a write at most 10 % slower; memory as
@@ -22,6 +23,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +40,7 @@ from torch.distributed.tensor import DTensor, Shard, init_device_mesh
 
 from smalti.distributed.checkpoint import checkpoint
 from smalti.distributed.checkpoint.saver import Saver
+from smalti.fleet.agent.memory import SHARED
 
 RANKS, TENSORS = 2, 32
 BLOCKED_RATIO, SLOWDOWN_FRAC, MEMORY_FRAC, VERIFY_FRAC = 10.0, 0.10, 0.05, 0.05
@@ -177,10 +180,10 @@ def turn(training: Training, saver: Any, path: Path) -> dict[str, Any]:
     return {"blocked_s": blocked_s, "total_s": total_s, "during": during[:-1], "alone": before + after}
 
 
-def loads(training: Training, path: Path, *, verified_first: bool) -> dict[str, float]:
-    """Return the seconds of a load without and with verification, its files not in the page cache."""
+def loads(training: Training, path: Path, memory: Path, *, verified_first: bool) -> dict[str, float]:
+    """Return the seconds of a load without and with verification, its files not in the page cache; and from memory."""
     seconds = {}
-    names = ("load", "verify and load")
+    names = ("load", "verify and load", "from memory")
     on_core(dist.get_rank())  # nothing trains beside a load
     for name in reversed(names) if verified_first else names:
         for file in path.rglob("*"):
@@ -192,15 +195,16 @@ def loads(training: Training, path: Path, *, verified_first: bool) -> dict[str, 
         if name == "load":
             checkpoint.load(path, training.tensors)
         else:  # as a resume does
-            assert checkpoint.newest(path.parent, shared=True, load_verifies=True) == str(path)
-            assert checkpoint.load_verified(path, training.tensors) is None
+            source = memory / path.name if name == "from memory" else path
+            assert checkpoint.newest(source.parent, shared=True, load_verifies=True) == str(source)
+            assert checkpoint.load_verified(source, training.tensors) is None
         dist.barrier()
         seconds[name] = time.perf_counter() - began_s
     on_core(0)
     return seconds
 
 
-def rank_main(rank: int, folder: str, n_bytes: int, turns: int) -> None:
+def rank_main(rank: int, folder: str, memory: str, n_bytes: int, turns: int) -> None:
     """Measure as one rank; rank 0 writes the figures."""
     torch.set_num_threads(1)
     on_core(0)
@@ -221,7 +225,11 @@ def rank_main(rank: int, folder: str, n_bytes: int, turns: int) -> None:
                 extra = psutil.Process().memory_info().rss - memory
             if rank == 0:
                 print(f"{mode}: blocked {both[0]['blocked_s']:.3f} s of {both[0]['total_s']:.1f} s", file=sys.stderr)
-    load = [loads(training, paths["smalti"], verified_first=bool(number % 2)) for number in range(2 * turns)]
+    if rank == 0:
+        shutil.copytree(paths["smalti"], Path(memory) / paths["smalti"].name)
+    dist.barrier()
+    of_number = partial(loads, training, paths["smalti"], Path(memory))
+    load = [of_number(verified_first=bool(number % 2)) for number in range(2 * turns)]
     if rank == 0:
         figures = {"rows": rows, "loads": load, "memory_bytes": extra, "planned_bytes": training.local_bytes}
         (place / "figures.json").write_text(json.dumps(figures))
@@ -245,8 +253,11 @@ def main() -> None:
     options = parser.parse_args()
     (ROOT / "build").mkdir(exist_ok=True)
     turns = 3 if options.short else max(3, options.turns)
-    with tempfile.TemporaryDirectory(prefix="bench-checkpoint-", dir=options.folder or ROOT / "build") as folder:
-        mp.spawn(rank_main, (folder, int(options.gigabytes * 1e9), turns), nprocs=RANKS)
+    with (
+        tempfile.TemporaryDirectory(prefix="bench-checkpoint-", dir=options.folder or ROOT / "build") as folder,
+        tempfile.TemporaryDirectory(prefix="bench-checkpoint-", dir=SHARED) as memory,
+    ):
+        mp.spawn(rank_main, (folder, memory, int(options.gigabytes * 1e9), turns), nprocs=RANKS)
         measured = json.loads((Path(folder) / "figures.json").read_text())
     figures, missed = summary(measured)
     for line in missed:
@@ -275,8 +286,10 @@ def summary(measured: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
         print(ratio)
     load = {name: [row[name] for row in measured["loads"]] for name in measured["loads"][0]}
     verification = ratio_of(load["verify and load"], load["load"], names=("verify and load", "load"))
+    recovery = ratio_of(load["verify and load"], load["from memory"], names=("from disk", "from memory"))
     memory = measured["memory_bytes"] / measured["planned_bytes"]
     print(verification)
+    print(recovery)
     print(
         f"memory of a rank beyond its state: {measured['memory_bytes'] / 1e9:.3f} GB, {memory:.3f} of what is planned"
     )
@@ -295,6 +308,7 @@ def summary(measured: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
         "seconds_until_complete": {mode: [row["total_s"] for row in rows[mode]] for mode in MODES},
         "slowdown_frac": slowdowns,
         "verification": verification.figures(),
+        "recovery": recovery.figures(),
         "memory_bytes": measured["memory_bytes"],
         "planned_bytes": measured["planned_bytes"],
     }
