@@ -5,9 +5,14 @@ from pathlib import Path
 import pytest
 import toy_run
 
-from smalti.base.errors import UserError
+from smalti.base.errors import ExitCode, UserError
+from smalti.config.restart import RestartConfig
 from smalti.config.run import RunConfig
+from smalti.cost.memory.per_rank import memory_per_rank
 from smalti.fleet.agent import memory
+from smalti.fleet.agent.outcome import Outcome
+from smalti.fleet.agent.restarts import Restarts
+from smalti.track.run import RunFolder
 
 
 @pytest.fixture(autouse=True)
@@ -61,3 +66,23 @@ def test_a_machine_without_shared_memory_is_refused(tmp_path: Path, monkeypatch:
     monkeypatch.setattr(memory, "SHARED", tmp_path / "absent")
     with pytest.raises(UserError, match="this machine has no /dev/shm"):
         memory.require_room(_config(tmp_path))
+
+
+def test_the_planner_counts_two_copies(tmp_path: Path) -> None:
+    with_copies, without = (memory_per_rank(_config(tmp_path, copies)) for copies in ("2step", None))
+    assert with_copies.peer_copies_bytes == 2 * without.staging_bytes
+    assert with_copies.total_bytes == without.total_bytes + with_copies.peer_copies_bytes, "host memory, on a CPU"
+
+
+def test_a_newer_copy_is_progress_between_attempts(tmp_path: Path, shared: Path) -> None:
+    folder = RunFolder.join(tmp_path, 0)
+    restarts = Restarts(RestartConfig(no_progress=2), folder, memory=shared)
+    fault = Outcome(ExitCode.RETRY, "a rank was killed", cause="killed", rank=1)
+    for step in range(1, 6):
+        (shared / f"step-{step:08d}").mkdir()
+        (shared / f"step-{step:08d}" / "COMPLETE").touch()
+        outcome = restarts.decide(fault, folder, ranks=2)
+        assert outcome.restarts
+        assert f"from the checkpoint of step {step}" in (outcome.hint or "")
+    assert restarts.decide(fault, folder, ranks=2).restarts
+    assert restarts.decide(fault, folder, ranks=2).code == ExitCode.NO_PROGRESS
