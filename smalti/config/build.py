@@ -86,6 +86,10 @@ class BuildConfig(Config):
     decontaminate: tuple[str, ...] = ()
     """Files or folders of evaluation sets (any format of the inputs; all text fields of JSONL count). Documents that
     share 13 consecutive words with one of them are dropped."""
+    quality_model: str | None = None
+    """File of ``smalti data classifier train``. Its score of each document is in the column ``quality``."""
+    min_quality: Real = Field(0.5, ge=0, le=1)
+    """Minimum score, with ``quality_model``; below it the document is dropped. 0 keeps all."""
     heldout_frac: Real = Field(0.0, ge=0, lt=0.5)
     """Fraction of documents to hold out from training. Held-out documents are kept even if they are near to one
     another; training documents near to one are dropped."""
@@ -131,6 +135,8 @@ class BuildConfig(Config):
             )
         if self.dedup != "near" and "near_threshold" in self.model_fields_set:
             raise ValueError(f"near_threshold has no effect with dedup={self.dedup}")
+        if self.quality_model is None and "min_quality" in self.model_fields_set:
+            raise ValueError("min_quality has no effect without quality_model")
         if not self.languages and "min_language_score" in self.model_fields_set:
             raise ValueError("min_language_score has no effect without languages")
         return self

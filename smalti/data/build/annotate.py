@@ -22,6 +22,7 @@ from smalti.data.build.extract.read import ExtractOptions, extract
 from smalti.data.documents.files import SourceFile
 from smalti.data.documents.heldout import split_of
 from smalti.data.documents.parquet import RowWriter, rows_per_batch
+from smalti.data.prepare.classifier.model import Classifier
 from smalti.data.prepare.curate.normalize import normalize
 from smalti.data.prepare.curate.rules.presets import presets_by_name
 from smalti.data.prepare.curate.rules.rule import Preset, measure
@@ -55,12 +56,14 @@ ANNOTATED = pa.schema(
         ("scores", pa.list_(pa.struct([("rule", pa.string()), ("score", pa.float64())]))),
         ("pii", pa.string()),
         ("evaluation", pa.string()),
+        ("quality", pa.float64()),
         ("digest", pa.string()),
         ("text", pa.large_string()),
     ]
 )
 """``pii``: spans as JSON ([start, end, kind]) in the cleaned text before replacement; ``evaluation``: the
-evaluation set with which it shares 13 words; ``text``: cleaned and, if asked for, with placeholders."""
+evaluation set with which it shares 13 words; ``quality``: the score of a classifier for ``text``; ``text``: cleaned
+and, if asked for, with placeholders."""
 
 SAFE_RULES = ("safe",)
 CODE_RULES = ("code-light",)
@@ -79,6 +82,9 @@ class AnnotateOptions:
     heldout_frac: float
     evaluation: str | None
     """File of the n-grams of evaluation sets."""
+    quality: str | None = None
+    """File of a quality classifier."""
+    quality_digest: str | None = None
 
 
 def extract_shard(path: Path, files: tuple[SourceFile, ...], options: ExtractOptions) -> None:
@@ -99,6 +105,7 @@ def extract_shard(path: Path, files: tuple[SourceFile, ...], options: ExtractOpt
 def annotate_shard(path: Path, extracted: Path, options: AnnotateOptions) -> None:
     """Write the rows of ``extracted`` with annotations to ``path``."""
     evaluation = EvaluationNgrams.load(options.evaluation) if options.evaluation else None
+    classifier = Classifier.load(options.quality) if options.quality else None
     with RowWriter(path, ANNOTATED) as writer:
         for batch in batches(extracted):
             rows = [_annotated(row, options) for row in batch]
@@ -106,6 +113,7 @@ def annotate_shard(path: Path, extracted: Path, options: AnnotateOptions) -> Non
                 for row, name in zip(rows, evaluation.found_in([row["text"] for row in rows]), strict=True):
                     row["evaluation"] = name
             for row in rows:
+                row["quality"] = classifier.score(row["text"]) if classifier and row["problem"] is None else None
                 writer.add(row, len(row["text"]))
 
 

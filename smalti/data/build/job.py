@@ -12,7 +12,7 @@ from typing import Any
 
 from smalti.base import store
 from smalti.base.errors import DataError
-from smalti.base.hashing import digest_json
+from smalti.base.hashing import digest_json, xxh3_file
 from smalti.base.progress import Progress, no_progress
 from smalti.config.build import BuildConfig, BuildInput
 from smalti.config.dedup import DedupConfig
@@ -28,6 +28,7 @@ from smalti.data.build.select import select
 from smalti.data.build.shards import Shard, run_shards
 from smalti.data.documents.files import find_files
 from smalti.data.documents.publish import check_not_nested, only_writer
+from smalti.data.prepare.classifier.model import Classifier
 from smalti.data.prepare.curate.report import RECORD_NAME
 from smalti.data.prepare.dedup.job import dedup
 from smalti.data.prepare.dedup.work_folder import WorkFolder
@@ -45,6 +46,8 @@ def build(config: BuildConfig, progress: Progress = no_progress) -> BuildReport:
     """
     for item in config.inputs:
         check_not_nested(item.path, config.output, f"input '{item.source}' ({item.path})")
+    if config.quality_model is not None:
+        Classifier.load(config.quality_model)  # before the work begins
     sources = find_inputs(config.inputs)
     work = work_folder(config)
     for item in config.inputs:
@@ -55,7 +58,7 @@ def build(config: BuildConfig, progress: Progress = no_progress) -> BuildReport:
         evaluation = _evaluation(config, work)
         html = html_method(config.html)
         digest = digest_json(
-            [VERSION, identity(config), html, [shard.digest for shard in shards], evaluation,
+            [VERSION, identity(config), html, [shard.digest for shard in shards], evaluation, _quality_digest(config),
              {name: [files.skipped, files.unnamable] for name, files in sources.items()}]
         )  # fmt: skip
         report = BuildReport.up_to_date(config.output, digest)
@@ -100,7 +103,7 @@ def _annotate(
     annotated = []
     for shard, path in zip(shards, extracted, strict=True):
         options = _annotate_options(config, inputs[shard.source], evaluation, work)
-        settings = [path.stem, VERSION, options.__dict__ | {"evaluation": evaluation}]
+        settings = [path.stem, VERSION, options.__dict__ | {"evaluation": evaluation, "quality": None}]
         annotated.append(work / "annotated" / f"{digest_json(settings)}.parquet")
     tasks = [
         Shard(path, (shard.files, _extract_options(config, inputs[shard.source], html)), shard.n_bytes)
@@ -145,7 +148,13 @@ def _annotate_options(config: BuildConfig, item: BuildInput, evaluation: str | N
         config.seed,
         float(config.heldout_frac),
         str(_ngrams_file(work, evaluation)) if evaluation else None,
+        config.quality_model,
+        _quality_digest(config),
     )
+
+
+def _quality_digest(config: BuildConfig) -> str | None:
+    return None if config.quality_model is None else xxh3_file(config.quality_model)
 
 
 def _ngrams_file(work: Path, evaluation: str) -> Path:
@@ -156,8 +165,6 @@ def _evaluation(config: BuildConfig, work: Path) -> str | None:
     """Write the n-grams of the evaluation sets, unless they are there; returns their digest."""
     if not config.decontaminate:
         return None
-    from smalti.base.hashing import xxh3_file
-
     files = [[name, [xxh3_file(file.path) for file in find_files(name).files]] for name in config.decontaminate]
     digest = digest_json([VERSION, files])[:32]
     path = _ngrams_file(work, digest)

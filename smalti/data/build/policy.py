@@ -12,6 +12,7 @@ from smalti.data.prepare.curate.rules.rule import Rule
 
 LANGUAGE_RULE = "language"
 PII_RULE = "pii"
+QUALITY_RULE = "quality"
 CONTAMINATION_RULE = "decontaminate"
 
 RULES: dict[str, Rule] = {
@@ -37,11 +38,12 @@ class Policy:
     languages: frozenset[str]
     min_language_score: float
     pii: str
+    min_quality: float
 
     @classmethod
     def of(cls, config: BuildConfig) -> "Policy":
         """Return the policy of a recipe."""
-        return cls(frozenset(config.languages), float(config.min_language_score), config.pii)
+        return cls(frozenset(config.languages), float(config.min_language_score), config.pii, float(config.min_quality))
 
     def decide(self, row: dict[str, Any]) -> Drop | None:
         """Return why a row of ANNOTATED is dropped; None: it is kept."""
@@ -59,6 +61,9 @@ class Policy:
                 return Drop(entry["rule"], rule.reason(entry["score"]), entry["score"])
         if foreign is not None:
             return foreign
+        if row["quality"] is not None and row["quality"] < self.min_quality:
+            reason = f"quality {row['quality']:.3g} is below {self.min_quality:g}"
+            return Drop(QUALITY_RULE, reason, row["quality"])
         if self.pii == "drop" and row["pii"] is not None:
             n_spans = row["pii"].count("[") - 1
             return Drop(PII_RULE, f"it holds personal data or secrets: {n_spans}", float(n_spans))

@@ -116,6 +116,8 @@ def _write(
     """Write the documents and drops of one source."""
     report, counts, limits = figures
     schema = MARKED_SCHEMA if config.pii == "mark" else SELECTED_SCHEMA
+    if config.quality_model is not None:
+        schema = schema.append(pa.field("quality", pa.float64()))
     ids: set[int] = set()
     n_rows = 0
     with ExitStack() as stack:

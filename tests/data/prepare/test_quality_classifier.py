@@ -4,10 +4,13 @@ import json
 from pathlib import Path
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 
 from smalti.base.errors import DataError
 from smalti.cli.main import run
+from smalti.config.build import BuildConfig
+from smalti.data.build.job import build
 from smalti.data.prepare.classifier.features import features
 from smalti.data.prepare.classifier.measure import area_under_curve, calibrate, reliability
 from smalti.data.prepare.classifier.model import Classifier
@@ -98,3 +101,32 @@ def test_damage_and_contradictions_are_refused(tmp_path: Path) -> None:
     path.write_bytes(b"no zip")
     with pytest.raises(DataError, match="is no classifier"):
         Classifier.load(str(path))
+
+
+def test_a_build_scores_documents_and_drops_those_below_the_threshold(tmp_path: Path) -> None:
+    good = write(tmp_path / "good.jsonl", 150, ("theorem", "experiment"), seed=1)
+    bad = write(tmp_path / "bad.jsonl", 150, ("casino", "lottery"), seed=2)
+    model = tmp_path / "quality.npz"
+    train_classifier(good, bad).save(str(model))
+    rows = [json.loads(line) for path in (good, bad) for line in Path(path).read_text().splitlines()[:20]]
+    (tmp_path / "in.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    recipe = {
+        "name": "q", "inputs": [{"path": str(tmp_path / "in.jsonl"), "rules": ["none"]}], "workers": 1,
+        "output": str(tmp_path / "out"), "quality_model": str(model), "min_quality": 0.5, "dedup": "exact",
+    }  # fmt: skip
+    build(BuildConfig.model_validate(recipe))
+    kept = pq.read_table(tmp_path / "out/documents/in/train.parquet").to_pylist()
+    drops = pq.read_table(tmp_path / "out/drops/in.parquet").to_pylist()
+    assert len(kept) + len(drops) == 40
+    classifier = Classifier.load(str(model))
+    assert all(row["quality"] == classifier.score(row["text"]) >= 0.5 for row in kept)
+    assert {row["rule"] for row in drops} == {"quality"}
+    assert all(row["score"] < 0.5 and row["reason"] == f"quality {row['score']:.3g} is below 0.5" for row in drops)
+    assert sum("theorem" in row["text"] or "experiment" in row["text"] for row in kept) > 16
+    train_classifier(good, bad, seed=18).save(str(model))
+    assert build(BuildConfig.model_validate(recipe)).is_new
+    assert not build(BuildConfig.model_validate(recipe)).is_new
+    with pytest.raises(DataError, match="does not exist"):
+        build(BuildConfig.model_validate(recipe | {"quality_model": str(tmp_path / "none.npz")}))
+    with pytest.raises(ValueError, match="no effect without quality_model"):
+        BuildConfig.model_validate(recipe | {"quality_model": None})
