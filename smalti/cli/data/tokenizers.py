@@ -149,7 +149,7 @@ def _write_plot(path: str, values: Mapping[str, Any]) -> None:
     scores = [score for group in groups.values() for score in group["scores"].values()]
     # A tokenizer of unknown words has few tokens: others would be points on its scale.
     exact = [score for score in scores if not score["inexact_documents"]] or scores
-    high = 1.1 * max(score["bytes_per_token"] for score in exact)
+    high = 1.1 * max(max(score["bytes_per_token"], *(score["bytes_per_token_interval"] or (0,))) for score in exact)
     charts = [
         bar_chart(
             [
@@ -164,7 +164,7 @@ def _write_plot(path: str, values: Mapping[str, Any]) -> None:
                 for colour, (name, score) in enumerate(group["scores"].items())
             ],
             title=f"{group_name}: bytes per token",
-            high=1.05 * high,
+            high=1.15 * high,
         )
         for group_name, group in groups.items()
     ]
