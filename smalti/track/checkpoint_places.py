@@ -14,7 +14,7 @@ from smalti.base.objects import Requests
 from smalti.track import checkpoint_commands as commands
 from smalti.track.checkpoint_commands import Progress
 from smalti.track.checkpoints.copies import Copies
-from smalti.track.checkpoints.copy_retention import roles
+from smalti.track.checkpoints.copy_retention import read_best, roles
 from smalti.track.checkpoints.facts import CheckpointFacts, checkpoints
 from smalti.track.checkpoints.marks import BLESSED, PROTECTED, mark, unmark
 from smalti.track.checkpoints.names import step_of
@@ -112,19 +112,22 @@ class OfStore:
         """Return steps, sizes and marks: one small read and one listing for each copy."""
 
         def of(name: str, role: Sequence[str]) -> CheckpointFacts:
-            kept_as = {each: each in role for each in ("newest", "registered", "protected")}
+            kept_as = {each: each in role for each in ("newest", "best", "registered", "protected")}
             return CheckpointFacts(
                 step=step_of(name), tokens=None, bytes=self.n_bytes(name), block_s=None, saved=None, verified=None,
-                blessed="yes" if "blessed" in role else None, best=False, parent=None, attempt=None,
-                here=False, locations=(store.join(self.url, name),), **kept_as,
+                blessed="yes" if "blessed" in role else None, parent=None, attempt=None, here=False,
+                locations=(store.join(self.url, name),), **kept_as,
             )  # fmt: skip
 
         return [of(name, role) for name, role in reversed(roles(self._copies).items())]
 
     def named(self, steps: Sequence[str]) -> list[str]:
-        """Return names by number, ``newest`` or ``blessed``."""
+        """Return names by number, ``newest``, ``best`` or ``blessed``."""
         names = self._copies.complete()
         words = {"newest": next(iter(names), None)}
+        if "best" in steps:
+            stored = read_best(self._copies)
+            words["best"] = stored.name if stored is not None and stored.name in names else None
         if "blessed" in steps:
             words["blessed"] = next((name for name in names if BLESSED in self._copies.marks(name)), None)
         return commands.steps_named(self.url, names, words, steps, f"smalti runs checkpoints {self.url}")
@@ -138,7 +141,7 @@ class OfStore:
         self._copies.mark(name, PROTECTED, off=off)
 
     def check_deletable(self, names: Sequence[str], *, force: bool) -> None:
-        """Raise UserError for the newest, newest blessed, registered and protected ones, without ``force``."""
+        """Raise UserError for the newest, best, newest blessed, registered and protected ones, without ``force``."""
         role_of = roles(self._copies)
         for name in names:
             if not force:

@@ -9,12 +9,14 @@ from made_checkpoints import checkpoint
 from made_copies import opened
 from s3_buckets import Bucket
 
-from smalti.base.errors import SmaltiError
+from smalti.base.errors import DataError, SmaltiError, UserError
+from smalti.track.checkpoint_places import OfStore
 from smalti.track.checkpoints.copies import Copies
-from smalti.track.checkpoints.copy_retention import prune_copies, roles
+from smalti.track.checkpoints.copy_retention import Best, prune_copies, read_best, roles
 from smalti.track.checkpoints.marks import BLESSED, PROTECTED, REGISTERED, VERIFIED, mark
-from smalti.track.checkpoints.names import BEST, step_of
+from smalti.track.checkpoints.names import BEST, folder_name, step_of
 from smalti.track.checkpoints.retention import Keep
+from smalti.track.events import EventLog
 
 
 def _copied(folder: Path, url: str, *steps: int) -> Copies:
@@ -78,3 +80,66 @@ def test_a_store_that_fails_deletes_nothing_and_raises(tmp_path: Path, s3: Bucke
     assert s3.objects() == before
     prune_copies(copies, tmp_path / "run", 20, Keep(1))
     assert _steps(copies) == [20]
+
+
+def _best(run: Path, step: int, value: float) -> Path:
+    """Record the best checkpoint of a run folder, as training does; returns the folder of the checkpoints."""
+    folder = run / "checkpoints"
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / BEST).write_text(f"{folder_name(step)}\n")
+    EventLog(run).write("checkpoint_best", step=step, metric="metrics/eval/loss", value=value)
+    return folder
+
+
+@pytest.mark.parametrize("kind", ["memory", "s3"])
+def test_the_best_copy_outlives_the_run_folder_until_there_is_a_better_one(
+    kind: str, tmp_path: Path, s3: Bucket
+) -> None:
+    url = s3.url if kind == "s3" else f"memory://{tmp_path.name}"
+    folder = _best(tmp_path / "run", 20, 2.0)
+    _copied(folder, url, 10, 20, 30)
+    prune_copies(opened(url), folder, 30, Keep(1))
+    assert _steps(opened(url)) == [20, 30]
+    shutil.rmtree(folder.parent)
+
+    prune_copies(opened(url), folder, 30, Keep(1))  # nothing is known here
+    folder = _best(tmp_path / "restored", 40, 2.5)  # the first that the restored run has compared
+    _copied(folder, url, 40, 50)
+    prune_copies(opened(url), folder, 50, Keep(1))
+    assert _steps(opened(url)) == [20, 40, 50]
+    assert roles(opened(url))["step-00000020"] == ("best",)
+    assert OfStore(url).named(["best"]) == ["step-00000020"]
+    with pytest.raises(UserError, match="is kept as best"):
+        OfStore(url).check_deletable(["step-00000020"], force=False)
+
+    _best(tmp_path / "restored", 50, 1.5)
+    prune_copies(opened(url), folder, 50, Keep(1))
+    assert _steps(opened(url)) == [50]
+    assert read_best(opened(url)) == Best("step-00000050", "metrics/eval/loss", 1.5)
+
+
+def test_an_unreadable_best_deletes_nothing(tmp_path: Path, s3: Bucket) -> None:
+    folder = _best(tmp_path / "run", 10, 2.0)
+    copies = _copied(folder, s3.url, 10, 20, 30)
+    s3.proxy.refuse = lambda head, key: (
+        (503, "SlowDown") if head.partition("\r")[0].endswith("/best HTTP/1.1") else None
+    )
+    with pytest.raises(SmaltiError):
+        prune_copies(opened(s3.url, give_up_s=0.2), folder, 30, Keep(1))
+    s3.proxy.refuse = lambda head, key: None
+    s3.write("runs/a/best", b"{\x00")
+    with pytest.raises(DataError, match="best is not valid"):
+        prune_copies(copies, folder, 30, Keep(1))
+    assert _steps(copies) == [10, 20, 30]
+
+
+def test_a_copy_that_is_protected_during_a_prune_is_kept(tmp_path: Path, s3: Bucket) -> None:
+    folder = tmp_path / "run"
+    copies = _copied(folder, s3.url, 10, 20, 30, 40)
+
+    def protect(step: int, **_: Any) -> None:
+        assert step == 20, "the first to be deleted, after all marks were read for blessed=1"
+        opened(s3.url).mark("step-00000030", PROTECTED)
+
+    prune_copies(copies, folder, 40, Keep(1, blessed=1, report=protect))
+    assert _steps(copies) == [10, 30, 40]
