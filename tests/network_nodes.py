@@ -63,9 +63,7 @@ class Nodes:
         """End what was started on the nodes and remove them."""
         spaces = [self._prefix + name for name in (*self.names, "switch")]
         for space in spaces:
-            for pid in _ip("netns", "pids", space).stdout.split():  # of this namespace, which is ours
-                with suppress(ProcessLookupError):
-                    os.kill(int(pid), signal.SIGKILL)
+            self._kill(space)
         for process in self._started:
             process.communicate(timeout=20)
         for space in spaces:
@@ -73,6 +71,15 @@ class Nodes:
             shutil.rmtree(_ETC / space, ignore_errors=True)
         with suppress(OSError):
             _ETC.rmdir()
+
+    def kill(self, name: str) -> None:
+        """Kill every process of a node, as when its power fails."""
+        self._kill(self._prefix + name)
+
+    def _kill(self, space: str) -> None:
+        for pid in _ip("netns", "pids", space).stdout.split():  # of this namespace, which is ours
+            with suppress(ProcessLookupError):
+                os.kill(int(pid), signal.SIGKILL)
 
     def address(self, name: str) -> str:
         """The address of a node; its name works too."""

@@ -58,15 +58,17 @@ def why_not() -> str | None:
 class Slurm:
     """A cluster that takes jobs."""
 
-    def __init__(self, nodes: network.Nodes, folder: Path) -> None:
+    def __init__(self, nodes: network.Nodes, folder: Path, settings: str = "") -> None:
         self.nodes = nodes
+        self.settings = settings
         self.folder = folder
         self.variables = {"SLURM_CONF": str(folder / "slurm.conf")}
 
     def begin(self) -> None:
         for name in ("state", "munge", *(f"spool-{node}" for node in self.nodes.names)):
             (self.folder / name).mkdir(parents=True)
-        (self.folder / "slurm.conf").write_text(_CONFIG.format(folder=self.folder, names=",".join(self.nodes.names)))
+        config = _CONFIG.format(folder=self.folder, names=",".join(self.nodes.names)) + self.settings
+        (self.folder / "slurm.conf").write_text(config)
         (self.folder / "cgroup.conf").write_text("CgroupPlugin=cgroup/v1\nCgroupAutomount=no\n")
         self._begin_munge()
         self._must("n1", "slurmctld")
@@ -104,10 +106,10 @@ class Slurm:
 
 
 @contextmanager
-def slurm(folder: Path, count: int = 2) -> Iterator[Slurm]:
-    """A Slurm of ``count`` nodes ``n1``, ``n2``, ...; its daemons end with the nodes."""
+def slurm(folder: Path, count: int = 2, settings: str = "") -> Iterator[Slurm]:
+    """A Slurm of ``count`` nodes ``n1``, ``n2``, ...; its daemons end with the nodes. settings: more of slurm.conf."""
     with network.nodes(count) as made:
-        cluster = Slurm(made, folder)
+        cluster = Slurm(made, folder, settings)
         cluster.begin()
         yield cluster
 

@@ -71,6 +71,9 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
         "ALTER TABLE fleet_runs ADD COLUMN secrets TEXT NOT NULL DEFAULT '[]'",
         "ALTER TABLE fleet_runs ADD COLUMN packed TEXT",
     ),
+    (  # 4: the engine of a run's cluster
+        "ALTER TABLE fleet_runs ADD COLUMN engine TEXT NOT NULL DEFAULT 'local'",
+    ),
 )
 """Statements of each schema version, counted from 1 in ``PRAGMA user_version``. Append only: files of users have run
 the earlier ones."""

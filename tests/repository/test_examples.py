@@ -13,6 +13,7 @@ import pytest
 import yaml
 
 from smalti.config.build import BuildConfig
+from smalti.config.clusters import ClustersConfig
 from smalti.config.curate import CurateConfig, TokenizeConfig
 from smalti.config.dedup import DedupConfig
 from smalti.config.load import from_dict
@@ -22,7 +23,7 @@ from smalti.config.task import TaskConfig
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
 
-WHOLE = (RunConfig, CurateConfig, TokenizeConfig, DedupConfig, TaskConfig, BuildConfig)
+WHOLE = (RunConfig, CurateConfig, TokenizeConfig, DedupConfig, TaskConfig, BuildConfig, ClustersConfig)
 
 
 def blocks(language: str) -> list[tuple[str, str]]:

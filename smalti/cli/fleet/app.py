@@ -30,7 +30,13 @@ _Yes = Annotated[bool, typer.Option("--yes", help="Do it; without it, print what
 def launch(
     recipe: Recipe,
     overrides: Overrides = None,
-    on: Annotated[str, typer.Option("--on", metavar="CLUSTER", help="Where it runs: local, this machine.")] = "local",
+    on: Annotated[
+        str,
+        typer.Option("--on", metavar="CLUSTER", help="Where it runs: this machine, or one of clusters.yaml."),
+    ] = "local",
+    clusters: Annotated[
+        str | None, typer.Option(metavar="FILE", help="File of clusters; absent: clusters.yaml in SMALTI_HOME.")
+    ] = None,
     after: _After = None,
     pack: _Pack = False,
     yes: Annotated[bool, typer.Option("--yes", help="No effect on local, which costs nothing.")] = False,
@@ -44,15 +50,15 @@ def launch(
 
     The run gets the environment of the queue's controller, which the first launch of an empty queue starts.
     """
-    from smalti.cli.fleet.launch import check_cluster
     from smalti.cli.fleet.launch import launch as append
+    from smalti.cli.fleet.launch import target_of
     from smalti.cli.tables import print_json
     from smalti.config.load import dump
     from smalti.config.run import RunConfig
     from smalti.config.tune import TuneRecipe
 
-    check_cluster(on)
-    run = append(recipe, overrides or [], after=after or [], pack=pack, add=not dry_run)
+    target = target_of(on, clusters)
+    run = append(recipe, overrides or [], on=target, after=after or [], pack=pack, add=not dry_run)
     if isinstance(run, RunConfig | TuneRecipe):
         print_json(run.model_dump(mode="json")) if as_json else print(dump(run), end="")
         return

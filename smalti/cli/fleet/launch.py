@@ -3,12 +3,14 @@
 import os
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from smalti.base.errors import DataError, UserError
 
 if TYPE_CHECKING:
+    from smalti.config.clusters import ClusterConfig
     from smalti.config.launch import LaunchConfig
     from smalti.config.parallel import ParallelConfig
     from smalti.config.run import RunConfig
@@ -18,20 +20,42 @@ if TYPE_CHECKING:
 
 _PLANNED = {
     "ssh": "run the command on the other machine: ssh HOST smalti fleet launch RECIPE",
-    "slurm": "sbatch and srun start it today: srun smalti train RECIPE (docs/guides/several-machines.md)",
     "kubernetes": "start a pod that runs smalti train RECIPE",
 }
 """Engines that are planned, with what to do today."""
 
 
-def check_cluster(name: str) -> None:
-    """Raise UserError for a cluster that does not exist, or whose engine is not built yet."""
+@dataclass(frozen=True)
+class Target:
+    """A cluster, with its name."""
+
+    name: str
+    cluster: "ClusterConfig"
+
+
+def target_of(name: str, file: str | None = None) -> Target:
+    """Return the cluster of a name, from ``clusters.yaml`` in ``SMALTI_HOME`` or another file.
+
+    Raises UserError for a cluster that does not exist, or whose engine is not built yet.
+    """
+    from smalti.base.env import user_folder
+    from smalti.config.clusters import ClusterConfig, ClustersConfig
+    from smalti.config.load import load_text
+
+    path = Path(file or Path(user_folder()) / "clusters.yaml")
+    if file is not None and not path.is_file():
+        raise UserError(f"--clusters {file} does not exist", hint="docs/guides/launch.md shows such a file")
+    clusters: dict[str, ClusterConfig] = {"local": ClusterConfig()}
+    if path.is_file():
+        clusters |= load_text(ClustersConfig, path.read_text(encoding="utf-8"), str(path)).config.clusters
+    if name in clusters:
+        return Target(name, clusters[name])
     if name in _PLANNED:
         raise UserError(
-            f"--on {name}: this engine is not implemented yet", allowed="local: this machine", hint=_PLANNED[name]
+            f"--on {name}: this engine is not implemented yet", allowed=", ".join(clusters), hint=_PLANNED[name]
         )
-    if name != "local":
-        raise UserError(f"--on {name}: there is no cluster of this name", allowed="local", hint="--on local")
+    hint = f"list it in {path}: 'clusters: {{{name}: {{engine: slurm}}}}'; or --on local"
+    raise UserError(f"--on {name}: there is no cluster of this name", allowed=", ".join(clusters), hint=hint)
 
 
 def with_sections(overrides: Sequence[str]) -> list[str]:
@@ -48,7 +72,13 @@ def with_sections(overrides: Sequence[str]) -> list[str]:
 
 
 def launch(
-    recipe: str, overrides: Sequence[str], *, after: Sequence[str] = (), pack: bool = False, add: bool = True
+    recipe: str,
+    overrides: Sequence[str],
+    *,
+    on: Target,
+    after: Sequence[str] = (),
+    pack: bool = False,
+    add: bool = True,
 ) -> "Run | RunConfig | TuneRecipe":
     """Check a run, and append it to the queue of this machine unless ``add`` is false: then its config is returned.
 
@@ -63,16 +93,16 @@ def launch(
     tuning = _tune_recipe(recipe, overrides)
     if tuning is not None and _is_awaited(tuning.init_from, _settings(tuning, after).depends_on):
         tuning = placed(tuning, _settings(tuning, after))
-        need = room_for(parallel_of(tuning), _settings(tuning, ()))
-        return _add(tuning, need, dump(tuning), pack=pack) if add else tuning
+        need = room_for(parallel_of(tuning), _settings(tuning, ()), on)
+        return _add(tuning, need, dump(tuning), on=on, pack=pack) if add else tuning
     config = load_run(recipe, overrides).config
     config = placed(config, _settings(config, after))
-    need = room_for(config.train.parallel, _settings(config, ()))
+    need = room_for(config.train.parallel, _settings(config, ()), on)
     preflight.check(config, ranks=config.train.parallel.ranks)
     if not add:
         return config
     queued = config if tuning is None else placed(tuning, _settings(tuning, after))
-    return _add(queued, need, dump(queued), pack=pack)
+    return _add(queued, need, dump(queued), on=on, pack=pack)
 
 
 C = TypeVar("C", "RunConfig", "TuneRecipe")
@@ -128,10 +158,11 @@ def _settings(config: "RunConfig | TuneRecipe", after: Sequence[str]) -> "Launch
     return settings.model_copy(update={"depends_on": (*settings.depends_on, *after)})
 
 
-def room_for(parallel: "ParallelConfig", settings: "LaunchConfig") -> "Room":
+def room_for(parallel: "ParallelConfig", settings: "LaunchConfig", on: Target) -> "Room":
     """Return the cores or GPUs that a run holds. Raises UserError where this machine has less.
 
-    On GPUs one for each rank; else ranks x train.parallel.threads cores, all cores with ``threads: auto``.
+    On GPUs one for each rank; else ranks x train.parallel.threads cores, with ``threads: auto`` all cores of this
+    machine, or one for each rank in Slurm.
     """
     from smalti.fleet.controller.__main__ import this_room
     from smalti.fleet.queue.schedule import Room
@@ -143,6 +174,10 @@ def room_for(parallel: "ParallelConfig", settings: "LaunchConfig") -> "Room":
             allowed="one of them",
             hint=f"ranks={settings.gpus}",
         )
+    if on.cluster.engine == "slurm":
+        if settings.gpus is not None or parallel.device == "cuda":
+            return Room(gpus=parallel.ranks)
+        return Room(cores=parallel.ranks * (1 if parallel.threads == "auto" else parallel.threads))
     on_gpus = settings.gpus is not None or parallel.device == "cuda" or (parallel.device == "auto" and machine.gpus > 0)
     threads = machine.cores // parallel.ranks if parallel.threads == "auto" else parallel.threads
     need = Room(gpus=parallel.ranks) if on_gpus else Room(cores=parallel.ranks * max(1, threads))
@@ -157,23 +192,31 @@ def room_for(parallel: "ParallelConfig", settings: "LaunchConfig") -> "Room":
     )
 
 
-def _add(config: "RunConfig | TuneRecipe", need: "Room", recipe: str, *, pack: bool) -> "Run":
+def _add(config: "RunConfig | TuneRecipe", need: "Room", recipe: str, *, on: Target, pack: bool) -> "Run":
     import smalti
     from smalti.fleet.controller import start
+    from smalti.fleet.launch import slurm
     from smalti.fleet.launch.code import code_of
     from smalti.fleet.queue import changes, runs
 
     if not Path(os.getcwd()).is_dir():
         raise DataError("the current directory was deleted", hint="cd to the directory of the recipe's data")
+    command = [sys.executable, "-m", "smalti", "train", "{recipe}"]
+    if on.cluster.engine == "slurm":
+        command = slurm.command_of(
+            on.cluster, command, ranks=parallel_of(config).ranks, cores=need.cores, gpus=need.gpus
+        )
     run = changes.add(
         config.name,
-        [sys.executable, "-m", "smalti", "train", "{recipe}"],
+        command,
         _settings(config, ()),
         need,
         directory=os.getcwd(),
         folder=os.path.abspath(config.folder or f"runs/{config.name}"),
         recipe=recipe,
         code=code_of(Path(smalti.__file__).parent, runs.place() / "code", pack=pack),
+        cluster=on.name,
+        engine=on.cluster.engine,
     )
     start.ensure()
     return run
@@ -186,6 +229,7 @@ def clone(reference: str, overrides: Sequence[str], *, after: Sequence[str] = ()
     from smalti.fleet.queue import runs
 
     source = runs.read(reference)
+    on = target_of(source.cluster)
     if source.recipe is None:
         raise UserError(f"{source.id} has no recipe", hint="smalti fleet launch RECIPE")
     if not os.path.isdir(source.directory):
@@ -196,7 +240,9 @@ def clone(reference: str, overrides: Sequence[str], *, after: Sequence[str] = ()
         file.write(source.recipe)
         file.flush()
         os.chdir(source.directory)
-        launched = launch(file.name, [*_of_the_folder(source.name, overrides), *overrides], after=after, pack=pack)
+        launched = launch(
+            file.name, [*_of_the_folder(source.name, overrides), *overrides], on=on, after=after, pack=pack
+        )
     from smalti.fleet.queue.runs import Run
 
     assert isinstance(launched, Run)

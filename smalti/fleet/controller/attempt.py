@@ -23,6 +23,7 @@ from smalti.base.env import child_environment, fleet_attempt, variables_of, visi
 from smalti.base.errors import ExitCode, RetryableError, SmaltiError
 from smalti.base.log import get, setup
 from smalti.base.processes import age_s, die_with_parent, identity
+from smalti.fleet.launch import slurm
 from smalti.fleet.queue import runs, secret_values
 from smalti.fleet.queue.runs import Attempt, Run
 
@@ -39,6 +40,8 @@ class _Command:
 
     def __init__(self, beat: Callable[[Attempt], None]) -> None:
         self._beat = beat
+        self._job: str | None = None
+        """Name of its job in Slurm."""
         self.process: subprocess.Popen[bytes] | None = None
         self.stop_asked_s: float | None = None
 
@@ -50,8 +53,10 @@ class _Command:
 
     def run(self, run: Run, attempt: Attempt, output: IO[bytes]) -> int:
         """Start the command and return its exit code; 143 without a start if it is to stop already."""
-        if self._is_stopping():
+        if self.is_stopping():
             return ExitCode.TERMINATED
+        if run.engine == "slurm":
+            self._job = slurm.job_name(run.id, attempt.number, attempt.nonce)
         self.process = subprocess.Popen(
             [argument.replace("{recipe}", str(run.place / "recipe.yaml")) for argument in run.command],
             cwd=run.directory,
@@ -62,27 +67,30 @@ class _Command:
             start_new_session=True,
             preexec_fn=die_with_parent(signal.SIGTERM),
         )
-        if self._is_stopping():  # asked while it was being started
+        if self.is_stopping():  # asked while it was being started
             self._forward()
         return self.wait(attempt)
 
-    def _is_stopping(self) -> bool:
+    def is_stopping(self) -> bool:
+        """Return whether it was asked to stop."""
         return self.stop_asked_s is not None
 
     def _forward(self) -> None:
-        if self.process is not None and self.process.returncode is None:
+        if self._job is None and self.process is not None and self.process.returncode is None:
             self.process.send_signal(signal.SIGTERM)
 
     def wait(self, attempt: Attempt) -> int:
         """Return the exit code of the command, which is killed if it does not end in time after a request to stop."""
         assert self.process is not None
-        beat_s = clock.now_s()
+        beat_s, asked_slurm = clock.now_s(), False
         while True:
             with suppress(subprocess.TimeoutExpired):
                 return self.process.wait(timeout=1.0)
             if clock.now_s() > beat_s + _BEAT_S:
                 beat_s = clock.now_s()
                 self._beat(attempt)
+            if self._job is not None and self.is_stopping() and not asked_slurm:
+                asked_slurm = slurm.stop(self._job)
             if self.stop_asked_s is not None and clock.now_s() > self.stop_asked_s + _STOP_S:
                 with suppress(ProcessLookupError):
                     os.killpg(self.process.pid, signal.SIGKILL)
@@ -128,7 +136,11 @@ def _run(run: Run, attempt: Attempt, command: _Command) -> tuple[int, str | None
                 store.write_text(run.place / "recipe.yaml", run.recipe)
             output = open(output_of(run.place, attempt.number), "ab")  # noqa: SIM115 - closed below
         with output:
-            return command.run(run, attempt, output), None
+            code = command.run(run, attempt, output)
+        if run.engine == "slurm":
+            name = slurm.job_name(run.id, attempt.number, attempt.nonce)
+            return (code, None) if command.is_stopping() else slurm.end_of(name, code)
+        return code, None
     except RetryableError as error:  # a full disk
         return ExitCode.RETRY, error.message
     except (OSError, SmaltiError) as error:
@@ -151,15 +163,16 @@ def _queued_s(run: int) -> float:
 def _variables(run: Run, attempt: Attempt) -> dict[str, str]:
     """Return what the run gets beside the environment of the controller: its secrets, its time in the queue, and of the
     GPUs only those that it holds."""
-    names = visible_gpus() if attempt.gpus else []
-    gpus = ",".join(names[gpu] for gpu in attempt.gpus if gpu < len(names))
-    secrets = secret_values.values(run.number, run.secrets)
-    variables = {**secrets, "SMALTI_FLEET_RUN": run.id, "CUDA_VISIBLE_DEVICES": gpus}
+    variables = {**secret_values.values(run.number, run.secrets), "SMALTI_FLEET_RUN": run.id}
     variables["SMALTI_FLEET_QUEUED_S"] = f"{_queued_s(run.number):.3f}"
     if run.packed is not None:
         paths = [run.packed, *variables_of(["PYTHONPATH"]).values()]
         variables |= {"PYTHONPATH": os.pathsep.join(paths), "PYTHONSAFEPATH": "1"}  # before a checkout in the directory
-    return variables if gpus else variables | {"HIP_VISIBLE_DEVICES": "", "ROCR_VISIBLE_DEVICES": ""}
+    if run.engine == "slurm":  # which has the GPUs
+        return variables | {"SLURM_JOB_NAME": slurm.job_name(run.id, attempt.number, attempt.nonce)}
+    names = visible_gpus() if attempt.gpus else []
+    variables["CUDA_VISIBLE_DEVICES"] = ",".join(names[gpu] for gpu in attempt.gpus if gpu < len(names))
+    return variables if attempt.gpus else variables | {"HIP_VISIBLE_DEVICES": "", "ROCR_VISIBLE_DEVICES": ""}
 
 
 def _beat(attempt: Attempt) -> None:

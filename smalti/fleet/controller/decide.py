@@ -116,12 +116,17 @@ def _end(run: Run, last: Attempt, code: int | None, reason: str | None, *, ends:
 
 
 def _scheduled(jobs: Sequence[Job], room: Room, now_s: float) -> list[Move]:
+    moves = [
+        Move(job.run, "STARTING", attempt=len(job.attempts), gpus=())
+        for job in jobs
+        if job.run.engine != "local" and _is_due(job.run, now_s)  # another queue has its room
+    ]
+    jobs = [job for job in jobs if job.run.engine == "local"]
     by_number = {job.run.number: job for job in jobs}
     entries = [entry for job in jobs if (entry := _entry(job, now_s)) is not None]
     planned = schedule(entries, room)
     held = {gpu for job in jobs if job.run.state in ACTIVE and job.last is not None for gpu in job.last.gpus}
     free = [gpu for gpu in range(room.gpus) if gpu not in held]
-    moves = []
     for number in planned.start:
         run = by_number[number].run
         if len(free) < run.gpus:  # its GPUs have other numbers than those of an earlier controller
@@ -135,6 +140,10 @@ def _scheduled(jobs: Sequence[Job], room: Room, now_s: float) -> list[Move]:
     return moves
 
 
+def _is_due(run: Run, now_s: float) -> bool:
+    return run.state in ("QUEUED", "RECOVERING") and run.not_before_s <= now_s
+
+
 def _entry(job: Job, now_s: float) -> Entry | None:
     run = job.run
     phases: dict[State, Phase] = {
@@ -145,7 +154,7 @@ def _entry(job: Job, now_s: float) -> Entry | None:
         "TERMINATING": "leaving",
     }
     phase = phases.get(run.state)
-    if phase is None or (phase == "waiting" and run.not_before_s > now_s):
+    if phase is None or (phase == "waiting" and not _is_due(run, now_s)):
         return None
     started_s = job.last.started_s if job.last is not None else None
     return Entry(run.number, phase, Room(run.cores, run.gpus), run.priority, run.preemptible, started_s or now_s)

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from smalti.base import clock, database
 from smalti.base.errors import UserError
+from smalti.config.clusters import Engine
 from smalti.config.durations import to_seconds
 from smalti.config.launch import LaunchConfig
 from smalti.fleet.launch.code import Code
@@ -26,6 +27,7 @@ def add(
     recipe: str | None = None,
     code: Code | None = None,
     cluster: str = "local",
+    engine: Engine = "local",
 ) -> Run:
     """Append a run to the queue, and return it.
 
@@ -45,9 +47,7 @@ def add(
         if folder is not None:
             _require_free(folder, select(db, "folder=?", (folder,)))
         values = {
-            "name": name,
-            "cluster": cluster,
-            "host": this_host(),
+            **{"name": name, "cluster": cluster, "engine": engine, "host": this_host()},
             "state": "PENDING",
             "priority": launch.level,
             "preemptible": launch.preemptible,

@@ -16,6 +16,7 @@ from smalti.base import clock, database
 from smalti.base.env import user_folder
 from smalti.base.errors import UserError, nearest
 from smalti.base.processes import age_s
+from smalti.config.clusters import Engine
 from smalti.fleet.queue.states import ENDED, State, may_follow
 
 SOURCES = ("user", "controller")
@@ -63,6 +64,8 @@ class Run:
     """Names of its secrets (``secret_values``)."""
     packed: str | None = None
     """Folder of the packed copy of Smalti that it runs; None: the one that was launched."""
+    engine: Engine = "local"
+    """What starts it."""
 
     @property
     def id(self) -> str:

@@ -120,7 +120,7 @@ def test_the_dry_run_queues_nothing(work: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["r.yaml", "--on", "slurm"], "hint: sbatch and srun start it today"),
+        (["r.yaml", "--on", "slurm"], "{slurm: {engine: slurm}}"),
         (["r.yaml", "--on", "c1"], "there is no cluster of this name\nallowed: local"),
         (["r.yaml", "name=a; touch pwned"], "cannot be a folder name"),
         (["r.yaml", "name=../../pwned"], "cannot be a folder name"),

@@ -82,3 +82,12 @@ def test_each_run_gets_gpus_of_its_own() -> None:
     active = Job(replace(RUN, state="RUNNING", cores=0, gpus=2), (replace(OPEN, gpus=(1, 2)),), (), "running")
     moves = decide([active, *queued], Room(gpus=6), 200.0)
     assert [(each.run.number, each.gpus) for each in moves] == [(2, (0, 3)), (3, (4, 5))]
+
+
+def test_a_run_of_another_engine_waits_for_no_room_here() -> None:
+    queued = replace(RUN, number=2, engine="slurm", cores=400)
+    busy = replace(RUN, state="RUNNING", cores=4)
+    moves = decide([Job(busy, (OPEN,), (), "running"), Job(queued, ())], Room(cores=4), 200.0)
+    assert [(each.run.number, each.state, each.gpus) for each in moves] == [(2, "STARTING", ())]
+    later = replace(queued, state="RECOVERING", not_before_s=300.0)
+    assert not decide([Job(later, (replace(OPEN, ended_s=9.0, code=75),))], Room(cores=4), 200.0)

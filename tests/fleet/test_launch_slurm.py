@@ -1,0 +1,95 @@
+"""``smalti fleet launch --on CLUSTER`` with a real Slurm: ends, logs, stop, resume, and a node that fails."""
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from network_nodes import wait_for
+from slurm_cluster import Slurm, slurm, smalti, why_not
+from train_process import losses, one_rank, write_recipe
+
+from smalti.config.clusters import ClusterConfig
+from smalti.fleet.launch.slurm import command_of, job_name
+
+
+def test_ranks_of_one_node_are_one_task_and_more_are_a_task_each() -> None:
+    cluster = ClusterConfig(engine="slurm", options=("--partition=a b; touch pwned",), ranks_per_node=4)
+    assert command_of(cluster, ["smalti"], ranks=4, cores=0, gpus=4) == [
+        "srun", "--nodes=1", "--ntasks=1", "--cpus-per-task=1", "--gpus=4", "--partition=a b; touch pwned", "smalti",
+    ]  # fmt: skip
+    assert command_of(cluster, ["smalti"], ranks=8, cores=16, gpus=0)[:-2] == [
+        "srun", "--ntasks=8", "--ntasks-per-node=4", "--kill-on-bad-exit=0", "--cpus-per-task=2",
+    ]  # fmt: skip
+    assert job_name("demo-7", 0, "c0ffee" * 5) == "smalti-demo-7-0-c0ffeec0"
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory):
+    reason = why_not()
+    if reason is not None:
+        pytest.skip(reason)
+    with slurm(tmp_path_factory.mktemp("slurm"), settings="SlurmdTimeout=10\n") as made:
+        yield made
+
+
+class Fleet:
+    """``smalti fleet`` on the first node."""
+
+    def __init__(self, cluster: Slurm, work: Path) -> None:
+        self.cluster, self.work = cluster, work
+        cluster.variables["SMALTI_HOME"] = str(work / "home")
+        (work / "home").mkdir()
+        (work / "home" / "clusters.yaml").write_text(
+            "clusters: {big: {engine: slurm, options: [--mem=0, --overcommit]}}"
+        )
+
+    def call(self, *arguments: str, timeout_s: float = 120) -> str:
+        return self.cluster.call(*smalti("fleet", *arguments), cwd=self.work, timeout_s=timeout_s)
+
+    def show(self, run: str) -> dict[str, Any]:
+        shown: dict[str, Any] = json.loads(self.call("show", run, "--json"))
+        return shown
+
+    def until(self, run: str, *states: str, seconds: float = 150) -> dict[str, Any]:
+        end_s = time.monotonic() + seconds
+        while (shown := self.show(run))["state"] not in states:
+            assert time.monotonic() < end_s, (shown, self.call("events", run))
+            time.sleep(0.5)
+        return shown
+
+
+@pytest.mark.slow
+@pytest.mark.slurm
+@pytest.mark.exhaustive  # a real Slurm; the only test of its exit codes, signals and node failures
+def test_a_run_in_slurm_ends_stops_resumes_and_survives_its_node(cluster: Slurm, tmp_path: Path) -> None:
+    write_recipe(tmp_path, one_rank("30step"))
+    fleet = Fleet(cluster, tmp_path)
+    launch = ("launch", "r.yaml", "--on", "big", "--pack")
+    fleet.call(*launch, "name=short")
+    assert fleet.until("short-1", "COMPLETED", "FAILED", "STOPPED")["state"] == "COMPLETED", fleet.call("logs", "1")
+    assert "done, 30 steps" in fleet.call("logs", "short-1")
+    fleet.call(*launch, "name=bad", "train.parallel.threads=4000")
+    bad = fleet.until("bad-2", "COMPLETED", "FAILED", "STOPPED")
+    assert (bad["state"], bad["cause"]) == ("FAILED", "usage"), bad
+    assert "Slurm took no job" in bad["attempts"][0]["reason"], bad
+
+    cluster.call("scontrol", "update", "NodeName=n1", "State=DRAIN", "Reason=test")
+    fleet.call(*launch, "name=long", "train.duration=2000step")
+    wait_for(tmp_path / "runs/long/checkpoints/latest")
+    fleet.call("stop", "long-3", "--yes")
+    stopped = fleet.until("long-3", "STOPPED", "FAILED", "COMPLETED")
+    assert (stopped["state"], stopped["cause"], stopped["attempts"][0]["code"]) == ("STOPPED", "user", 75)
+    saved = stopped["step"]
+    fleet.call("resume", "long-3")
+    wait_until = time.monotonic() + 90
+    while (fleet.show("long-3")["step"] or 0) <= saved:
+        assert time.monotonic() < wait_until, fleet.call("logs", "long-3")
+        time.sleep(0.5)
+    cluster.call("scontrol", "update", "NodeName=n1", "State=RESUME")
+    cluster.nodes.kill("n2")
+    ended = fleet.until("long-3", "COMPLETED", "FAILED", "STOPPED", seconds=240)
+    assert ended["state"] == "COMPLETED", fleet.call("logs", "long-3")
+    assert len(ended["attempts"]) == 3
+    assert [step for step, _ in losses(tmp_path / "runs/long")] == list(range(1, 2001))
