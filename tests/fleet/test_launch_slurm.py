@@ -76,7 +76,7 @@ def test_a_run_in_slurm_ends_stops_resumes_and_survives_its_node(cluster: Slurm,
     assert "Slurm took no job" in bad["attempts"][0]["reason"], bad
 
     cluster.call("scontrol", "update", "NodeName=n1", "State=DRAIN", "Reason=test")
-    fleet.call(*launch, "name=long", "train.duration=2000step")
+    fleet.call(*launch, "name=long", "train.duration=6000step")
     wait_for(tmp_path / "runs/long/checkpoints/latest")
     fleet.call("stop", "long-3", "--yes")
     stopped = fleet.until("long-3", "STOPPED", "FAILED", "COMPLETED")
@@ -87,9 +87,9 @@ def test_a_run_in_slurm_ends_stops_resumes_and_survives_its_node(cluster: Slurm,
     while (fleet.show("long-3")["step"] or 0) <= saved:
         assert time.monotonic() < wait_until, fleet.call("logs", "long-3")
         time.sleep(0.5)
-    cluster.call("scontrol", "update", "NodeName=n1", "State=RESUME")
     cluster.nodes.kill("n2")
+    cluster.call("scontrol", "update", "NodeName=n1", "State=RESUME")
     ended = fleet.until("long-3", "COMPLETED", "FAILED", "STOPPED", seconds=240)
     assert ended["state"] == "COMPLETED", fleet.call("logs", "long-3")
     assert len(ended["attempts"]) == 3
-    assert [step for step, _ in losses(tmp_path / "runs/long")] == list(range(1, 2001))
+    assert [step for step, _ in losses(tmp_path / "runs/long")] == list(range(1, 6001))
