@@ -12,6 +12,7 @@ from train_process import losses, one_rank, write_recipe
 
 from smalti.config.clusters import ClusterConfig
 from smalti.fleet.launch.slurm import command_of, job_name
+from smalti.track.run import RunFolder
 
 
 def test_ranks_of_one_node_are_one_task_and_more_are_a_task_each() -> None:
@@ -75,21 +76,39 @@ def test_a_run_in_slurm_ends_stops_resumes_and_survives_its_node(cluster: Slurm,
     assert (bad["state"], bad["cause"]) == ("FAILED", "usage"), bad
     assert "Slurm took no job" in bad["attempts"][0]["reason"], bad
 
-    cluster.call("scontrol", "update", "NodeName=n1", "State=DRAIN", "Reason=test")
-    fleet.call(*launch, "name=long", "train.duration=6000step")
+    fleet.call(*launch, "name=long", "train.duration=2000step")
     wait_for(tmp_path / "runs/long/checkpoints/latest")
     fleet.call("stop", "long-3", "--yes")
     stopped = fleet.until("long-3", "STOPPED", "FAILED", "COMPLETED")
     assert (stopped["state"], stopped["cause"], stopped["attempts"][0]["code"]) == ("STOPPED", "user", 75)
-    saved = stopped["step"]
     fleet.call("resume", "long-3")
-    wait_until = time.monotonic() + 90
-    while (fleet.show("long-3")["step"] or 0) <= saved:
-        assert time.monotonic() < wait_until, fleet.call("logs", "long-3")
-        time.sleep(0.5)
+    ended = fleet.until("long-3", "COMPLETED", "FAILED", "STOPPED")
+    assert (ended["state"], len(ended["attempts"])) == ("COMPLETED", 2), fleet.call("logs", "long-3")
+
+
+@pytest.mark.slow
+@pytest.mark.slurm
+@pytest.mark.exhaustive  # Slurm takes 20 s to notice
+def test_a_run_whose_node_fails_is_submitted_again_and_resumes(cluster: Slurm, tmp_path: Path) -> None:
+    write_recipe(tmp_path, one_rank("30000step"))
+    fleet = Fleet(cluster, tmp_path)
+    cluster.call("scontrol", "update", "NodeName=n1", "State=DRAIN", "Reason=test")
+    fleet.call("launch", "r.yaml", "--on", "big", "--pack")
+    wait_for(tmp_path / "runs/t/checkpoints/latest")
     cluster.nodes.kill("n2")
     cluster.call("scontrol", "update", "NodeName=n1", "State=RESUME")
-    ended = fleet.until("long-3", "COMPLETED", "FAILED", "STOPPED", seconds=240)
-    assert ended["state"] == "COMPLETED", fleet.call("logs", "long-3")
-    assert len(ended["attempts"]) == 3
-    assert [step for step, _ in losses(tmp_path / "runs/long")] == list(range(1, 6001))
+    end_s = time.monotonic() + 120
+    while len(fleet.show("t-1")["attempts"]) < 2 or not resumptions(tmp_path / "runs/t"):
+        assert time.monotonic() < end_s, fleet.call("logs", "t-1") + fleet.call("events", "t-1")
+        time.sleep(0.5)
+    first = fleet.show("t-1")["attempts"][0]
+    assert (first["code"], "failed (Slurm: NODE_FAIL)" in first["reason"]) == (75, True), first
+    fleet.call("stop", "t-1", "--yes")
+    assert fleet.until("t-1", "STOPPED", "FAILED", "COMPLETED")["state"] == "STOPPED"
+    steps = [step for step, _ in losses(tmp_path / "runs/t")]
+    assert steps == list(range(1, len(steps) + 1))
+
+
+def resumptions(folder: Path) -> list[int]:
+    """The attempts of a run that have resumed."""
+    return [event["attempt"] for event in RunFolder.read(folder).events() if event["event"] == "resumed"]

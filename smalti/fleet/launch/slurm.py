@@ -42,9 +42,10 @@ def job_name(run_id: str, attempt: int, nonce: str) -> str:
 def end_of(name: str, code: int) -> tuple[int, str | None]:
     """Return the exit code of an attempt whose ``srun`` ended with ``code``, and the reason where Slurm has one.
 
-    A job that Slurm ended, and a Slurm that does not answer, is a fault (75); a job that Slurm never took is 2.
+    A job that Slurm ended, and a Slurm that does not answer, is a fault (75); a job that Slurm never took is 2. The code
+    0 is not believed alone: ``srun`` 22.05 ends with 0 after the failure of a node.
     """
-    if code in (ExitCode.DONE, ExitCode.USAGE, ExitCode.CHECK_FAILED):
+    if code in (ExitCode.USAGE, ExitCode.CHECK_FAILED):
         return code, None
     try:
         state, nodes = _state(name)
@@ -52,7 +53,7 @@ def end_of(name: str, code: int) -> tuple[int, str | None]:
         return ExitCode.RETRY, f"srun ended with code {code}, and Slurm does not answer: {error}"
     if state in _LOST:
         return ExitCode.RETRY, f"{_LOST[state]} (Slurm: {state})"
-    if state is None or not nodes:
+    if code != ExitCode.DONE and (state is None or not nodes):
         return ExitCode.USAGE, f"Slurm took no job: srun ended with code {code}; its output has the reason"
     return code, None
 
