@@ -42,8 +42,8 @@ def job_name(run_id: str, attempt: int, nonce: str) -> str:
 def end_of(name: str, code: int) -> tuple[int, str | None]:
     """Return the exit code of an attempt whose ``srun`` ended with ``code``, and the reason where Slurm has one.
 
-    A job that Slurm ended, and a Slurm that does not answer, is a fault (75); a job that Slurm never took is 2. The code
-    0 is not believed alone: ``srun`` 22.05 ends with 0 after the failure of a node.
+    A job that Slurm ended, and a Slurm that does not answer, is a fault (75); a job that Slurm never took is 2.
+    The code 0 is not believed alone: ``srun`` 22.05 ends with 0 after the failure of a node.
     """
     if code in (ExitCode.USAGE, ExitCode.CHECK_FAILED):
         return code, None
