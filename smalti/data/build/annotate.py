@@ -14,11 +14,13 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from smalti.base.errors import RetryableError
 from smalti.data.build.clean import pii
 from smalti.data.build.clean.language import UNDETERMINED, WITHOUT_BLANKS, identify
 from smalti.data.build.clean.markup import clean_text
 from smalti.data.build.contamination import EvaluationNgrams
 from smalti.data.build.extract.read import ExtractOptions, extract
+from smalti.data.build.inputs import file_digest
 from smalti.data.documents.files import SourceFile
 from smalti.data.documents.heldout import split_of
 from smalti.data.documents.parquet import RowWriter, rows_per_batch
@@ -87,8 +89,11 @@ class AnnotateOptions:
     quality_digest: str | None = None
 
 
-def extract_shard(path: Path, files: tuple[SourceFile, ...], options: ExtractOptions) -> None:
-    """Write the records of ``files`` to ``path``."""
+def extract_shard(path: Path, files: tuple[SourceFile, ...], digests: tuple[str, ...], options: ExtractOptions) -> None:
+    """Write the records of ``files`` to ``path``.
+
+    RetryableError if the content of a file is not that of ``digests``: the rows would be stored under another's name.
+    """
     with RowWriter(path, EXTRACTED) as writer:
         for file in files:
             for extracted_row in extract(file, options):
@@ -100,6 +105,11 @@ def extract_shard(path: Path, files: tuple[SourceFile, ...], options: ExtractOpt
                     "problem": record.problem,
                 }
                 writer.add(row | {"part": record.part, "text": record.text}, len(record.text))
+    for file, digest in zip(files, digests, strict=True):
+        if file_digest(file) != digest:
+            raise RetryableError(
+                f"{file.path} changed while it was read", hint="run the same command again when nothing writes to it"
+            )
 
 
 def annotate_shard(path: Path, extracted: Path, options: AnnotateOptions) -> None:

@@ -20,6 +20,8 @@ class InputShard:
     files: tuple[SourceFile, ...]
     digest: str
     """Of the names and the contents."""
+    file_digests: tuple[str, ...]
+    """Of the content of each file, when the shard was made."""
 
     @property
     def n_bytes(self) -> int:
@@ -44,20 +46,25 @@ def input_shards(sources: dict[str, FoundFiles], progress: Progress) -> list[Inp
         size = 0
         for file in files.files:
             group.append(file)
-            digests.append([file.name, _digest(file)])
+            digests.append([file.name, file_digest(file)])
             size += file.n_bytes
             done += file.n_bytes
             progress("looking for changes", done, total)
             # A name ends a group also by chance, so that an added file changes its own group only.
             if size >= _SHARD_BYTES or xxh3(file.name.encode()) % _CUT_ONE_IN == 0:
-                shards.append(InputShard(source, tuple(group), digest_json([source, digests])))
+                shards.append(_shard(source, group, digests))
                 group, digests, size = [], [], 0
         if group:
-            shards.append(InputShard(source, tuple(group), digest_json([source, digests])))
+            shards.append(_shard(source, group, digests))
     return shards
 
 
-def _digest(file: SourceFile) -> str:
+def _shard(source: str, group: list[SourceFile], digests: list[list[str]]) -> InputShard:
+    return InputShard(source, tuple(group), digest_json([source, digests]), tuple(digest for _, digest in digests))
+
+
+def file_digest(file: SourceFile) -> str:
+    """Return the digest of the content; of a file that cannot be read, the reason."""
     try:
         return xxh3_file(file.path)
     except OSError as error:

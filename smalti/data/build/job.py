@@ -106,7 +106,9 @@ def _annotate(
         settings = [path.stem, VERSION, options.__dict__ | {"evaluation": evaluation, "quality": None}]
         annotated.append(work / "annotated" / f"{digest_json(settings)}.parquet")
     tasks = [
-        Shard(path, (shard.files, _extract_options(config, inputs[shard.source], html)), shard.n_bytes)
+        Shard(
+            path, (shard.files, shard.file_digests, _extract_options(config, inputs[shard.source], html)), shard.n_bytes
+        )
         for shard, path, result in zip(shards, extracted, annotated, strict=True)
         if not result.exists()
     ]

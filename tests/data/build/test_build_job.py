@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 from planted_documents import LANGUAGES, edited, prose
 
-from smalti.base.errors import DataError, UserError
+from smalti.base.errors import DataError, RetryableError, UserError
 from smalti.config.build import BuildConfig
 from smalti.config.curate import TokenizeConfig
 from smalti.data.build.job import build, work_folder
@@ -151,6 +151,22 @@ def test_a_second_run_does_nothing_and_a_change_only_what_changed(tmp_path):
 def german(folder: Path, rng: random.Random) -> str:
     write_jsonl(folder / "more" / "g.jsonl", {f"g{i}": prose(rng, "de") for i in range(5)})
     return str(folder / "more")
+
+
+def test_a_file_that_changes_after_it_was_hashed_is_an_error_and_not_stored(tmp_path):
+    rng = random.Random(9)
+    path = tmp_path / "in" / "a.jsonl"
+    write_jsonl(path, {"a": prose(rng)})
+
+    def changes(what, done, total, *_):
+        if what == "extracting" and not done:
+            write_jsonl(path, {"b": prose(rng)})
+
+    with pytest.raises(RetryableError, match="changed while it was read"):
+        build(config(tmp_path), changes)
+    assert not list(work_folder(config(tmp_path)).rglob("*.parquet"))
+    build(config(tmp_path))
+    assert set(rows(tmp_path / "out", "documents")) == {"b"}
 
 
 def test_an_output_that_lost_a_file_is_built_again(tmp_path):
