@@ -7,6 +7,7 @@ from smalti.base.errors import (
     CheckFailed,
     DataError,
     ExitCode,
+    InjectedError,
     Interrupted,
     RetryableError,
     SmaltiError,
@@ -15,7 +16,9 @@ from smalti.base.errors import (
     nearest,
 )
 
-CODES = {SmaltiError: 1, UserError: 2, DataError: 2, CheckFailed: 3, RetryableError: 75, Interrupted: 130}
+CODES = {
+    SmaltiError: 1, UserError: 2, DataError: 2, CheckFailed: 3, RetryableError: 75, Interrupted: 130, InjectedError: 1
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(("kind", "code"), CODES.items())

@@ -16,10 +16,7 @@ def _tokenizers() -> None:
     """Compare tokenizers on documents."""
 
 
-@app.command(
-    epilog="Example: smalti data tokenizers compare llama=models/llama ours=data/demo/tokens/tokenizer --on docs "
-    "--on code=src"
-)
+@app.command(epilog="Example: smalti data tokenizers compare runs/demo data/demo/tokens --on data/demo/raw")
 def compare(
     tokenizers: Annotated[
         list[str],
