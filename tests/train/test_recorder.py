@@ -18,6 +18,7 @@ from smalti.train.recorder import _by_seq_len, _device_memory
 
 SOURCE = Path(__file__).resolve().parents[2] / "smalti"
 ELSEWHERE = {
+    "ckpt/peer_": "train/saving.py",
     "evals/<suite>/<task>/<measure>": "cli/eval/run.py",
     "icl/metrics/": "evals/in_loop_suite.py",  # tests/evals/test_in_loop_suite.py
     "loss/train/divergence": "tune/distill.py",
@@ -55,7 +56,9 @@ def test_every_metric_of_the_table_is_written(rows: list[dict[str, float]]) -> N
         if file is None:
             assert row.name in written
         else:
-            start = next((start for start in ("evals/", "icl/metrics/") if row.name.startswith(start)), None)
+            start = next(
+                (start for start in ("ckpt/peer_", "evals/", "icl/metrics/") if row.name.startswith(start)), None
+            )
             literal = start or row.name.partition(">/")[2].partition("<")[0]
             assert literal in (SOURCE / file).read_text(), row.name
 
