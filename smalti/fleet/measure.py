@@ -41,10 +41,10 @@ def measured_machine(
     arguments = ["--threads", str(threads)]
     arguments += [word for name in wanted for word in ("--format", name)]
     # torchrun sets OMP_NUM_THREADS=1; the probe gets its threads explicitly.
-    answer = _run_probe("machine", arguments, {"OMP_NUM_THREADS": str(threads)}, timeout_s, report)
+    answer = run_probe("machine", arguments, {"OMP_NUM_THREADS": str(threads)}, timeout_s, report)
     if cpu_count() > 1:
         report("an all-reduce between two processes")
-        answer["collective"] = _run_probe("all_reduce", [], {"OMP_NUM_THREADS": "1"}, timeout_s)
+        answer["collective"] = run_probe("all_reduce", [], {"OMP_NUM_THREADS": "1"}, timeout_s)
     try:
         measured = Measured.model_validate(answer)
     except ValidationError as error:
@@ -83,7 +83,7 @@ def measured_gpu(*, report: Report = lambda line: None, timeout_s: float = 300.0
     No network is measured, so it is a single device. UserError if PyTorch sees none.
     """
     report("large products and a copy on the GPU")
-    answer = _run_probe("gpu", [], {}, timeout_s)
+    answer = run_probe("gpu", [], {}, timeout_s)
     if "problem" in answer:
         raise UserError(answer["problem"], allowed="a machine with one", hint="without --device the CPU is measured")
     by = f"measured on {answer['date']}, {answer['software']}"
@@ -112,13 +112,16 @@ def measured_gpu(*, report: Report = lambda line: None, timeout_s: float = 300.0
 
 def torch_facts(*, timeout_s: float = 60.0) -> dict[str, Any]:
     """Return what this PyTorch can do (``probes/torch_facts.py``); SmaltiError if it cannot be imported."""
-    return _run_probe("torch_facts", [], {}, timeout_s)
+    return run_probe("torch_facts", [], {}, timeout_s)
 
 
-def _run_probe(
+def run_probe(
     probe: str, arguments: list[str], extra: dict[str, str], timeout_s: float, report: Report = lambda line: None
 ) -> dict[str, Any]:
-    """Run a probe and return the JSON object that it prints last; ``report`` receives its stderr line by line."""
+    """Run a probe and return the JSON object that it prints last; ``report`` receives its stderr line by line.
+
+    SmaltiError if it fails, or has not ended after ``timeout_s``; then it is killed.
+    """
     command = [sys.executable, "-m", f"smalti.fleet.probes.{probe}", *arguments]
     environment = child_environment(extra)
     with (
@@ -138,7 +141,8 @@ def _run_probe(
         printed.seek(0)
         lines = printed.read().strip().splitlines()
     if late:
-        raise SmaltiError(f"the probe {probe} did not end within {timeout_s:.0f} s", hint=" ".join(command[1:]))
+        after = f"; it was at: {errors[-1]}" if errors else ""
+        raise SmaltiError(f"the probe {probe} did not end within {timeout_s:.0f} s{after}", hint=" ".join(command[1:]))
     if code != 0:
         tail = "\n".join(errors[-5:])
         raise SmaltiError(f"the probe {probe} ended with exit code {code}:\n{tail}", hint=" ".join(command[1:]))

@@ -57,11 +57,11 @@ def test_what_a_gpu_is_measured_by(monkeypatch: pytest.MonkeyPatch) -> None:
     assert measured["peak_flops_per_s"].keys() == {"bf16", "fp32"}
     assert min(*measured["peak_flops_per_s"].values(), measured["memory_bytes_per_s"]) > 0
     answer = {"name": "Some GPU", "kind": "cuda", "memory_bytes": 2**34, **measured}
-    monkeypatch.setattr(measure, "_run_probe", lambda *arguments: answer)
+    monkeypatch.setattr(measure, "run_probe", lambda *arguments: answer)
     device = measure.measured_gpu()
     assert (device.title, device.kind, device.devices_per_node) == ("Some GPU", "cuda", 1)
     assert step_time(example_config(), device).total_s > 0
-    monkeypatch.setattr(measure, "_run_probe", lambda *arguments: {"problem": "PyTorch sees no GPU here"})
+    monkeypatch.setattr(measure, "run_probe", lambda *arguments: {"problem": "PyTorch sees no GPU here"})
     with pytest.raises(UserError, match="sees no GPU"):
         measure_here(None, None, "cuda")
     with pytest.raises(UserError, match="no effect on a GPU"):
@@ -121,10 +121,10 @@ def test_a_saved_machine_is_a_device(tmp_path: Path) -> None:
 def test_a_probe_that_fails_says_why() -> None:
     lines: list[str] = []
     with pytest.raises(SmaltiError, match="invalid choice"):
-        measure._run_probe("machine", ["--format", "fp7"], {}, 60.0, lines.append)
+        measure.run_probe("machine", ["--format", "fp7"], {}, 60.0, lines.append)
     assert any("usage" in line for line in lines)
     with pytest.raises(SmaltiError, match="did not end within"):
-        measure._run_probe("all_reduce", [], {}, 0.01)
+        measure.run_probe("all_reduce", [], {}, 0.01)
 
 
 @pytest.mark.exhaustive

@@ -1,5 +1,6 @@
 """``smalti fleet``: launches runs, and queues them on this machine."""
 
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -232,6 +233,33 @@ def controller() -> None:
     from smalti.fleet.controller.__main__ import main
 
     raise typer.Exit(main())
+
+
+@app.command(epilog="Example: smalti fleet check --save good-node.json")
+def check(
+    folder: Annotated[Path, typer.Option(help="Where runs are written: its disk is tested.")] = Path("."),
+    save: Annotated[Path | None, typer.Option(help="Write the report of this node, a known good one.")] = None,
+    against: Annotated[Path | None, typer.Option(help="Compare with the saved report of a known good node.")] = None,
+    timeout: Annotated[float, typer.Option(metavar="SECONDS", min=1, help="Wait no longer for another node.")] = 60.0,
+    as_json: Json = False,
+) -> None:
+    """Check a node before a run uses it: driver, versions, limits, disk, speed and values of matrix products.
+
+    Several nodes check each other too, with one process on each: srun --ntasks-per-node=1 smalti fleet check, or with
+    RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT set. They measure all-reduces between pairs and compare clocks, speeds
+    and versions; the node that differs from the others is named. Exits with 3 where something is found.
+    """
+    from smalti.cli.fleet import check as checking
+    from smalti.cli.tables import print_json
+
+    result = checking.run(
+        folder, save=save, against=against, timeout_s=timeout, report=lambda line: typer.echo(line, err=True)
+    )
+    if as_json:
+        print_json(result)
+    elif result["node"] == 0:
+        print(checking.text(result))
+    checking.raise_for(result["findings"])
 
 
 def _ensure() -> None:

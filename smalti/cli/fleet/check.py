@@ -1,0 +1,68 @@
+"""``smalti fleet check``: the measurement with its progress, and its result as text and JSON."""
+
+import json
+import statistics
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from smalti.base.env import world
+from smalti.base.errors import CheckFailed
+from smalti.base.units import format_bytes, format_seconds
+from smalti.cli.tables import table
+from smalti.fleet.check.judge import judge
+from smalti.fleet.check.run import check, read_report
+
+Json = dict[str, Any]
+
+
+def run(folder: Path, *, save: Path | None, against: Path | None, timeout_s: float, report: Any) -> Json:
+    """Check, write ``save`` on the first node, and return ``reports`` and ``findings`` as JSON values."""
+    good = read_report(against) if against is not None else None
+    here = world()
+    reports = check(folder, here, timeout_s=timeout_s, report=report)
+    if save is not None and here.is_first and reports[here.rank] is not None:
+        from smalti.base import store
+
+        store.write_text(save, json.dumps(reports[here.rank], indent=2) + "\n")
+    return {"node": here.rank, "reports": reports, "findings": [asdict(found) for found in judge(reports, good)]}
+
+
+def text(result: Json) -> str:
+    """Return the table of the nodes, and what is wrong."""
+    rows = [_row(number, report) for number, report in enumerate(result["reports"])]
+    head = ("", "node", "fp32", "bf16", "disk", "all-reduce", "latency", "clock")
+    return "\n".join([table(head, rows), "", *_verdict(result["findings"])])
+
+
+def raise_for(findings: Sequence[Json]) -> None:
+    """Raise CheckFailed where something is wrong."""
+    if findings:
+        names = sorted({node for found in findings for node in found["nodes"]})
+        raise CheckFailed(
+            f"{len(findings)} findings on {', '.join(names)}",
+            hint="leave these nodes out, or repair them and check again",
+        )
+
+
+def _verdict(findings: Sequence[Json]) -> list[str]:
+    if not findings:
+        return ["nothing found"]
+    return [f"{' and '.join(found['nodes'])}: {found['kind']}: {found['message']}" for found in findings]
+
+
+def _row(number: int, report: Json | None) -> tuple[str, ...]:
+    if report is None:
+        return (str(number), "no answer", *["-"] * 6)
+    links = [link for link in report.get("links", ()) if "bytes_per_s" in link]
+    slowest = {
+        dtype: min((row["flops_per_s"] for row in report.get("products", ()) if row["dtype"] == dtype), default=None)
+        for dtype in ("fp32", "bf16")
+    }
+    products = ["-" if speed is None else f"{speed / 1e9:,.0f} GFLOP/s" for speed in slowest.values()]
+    disk = f"{format_bytes(report['disk_bytes_per_s'])}/s" if "disk_bytes_per_s" in report else "-"
+    fast = f"{format_bytes(statistics.median(max(link['bytes_per_s'].values()) for link in links))}/s" if links else "-"
+    latency = format_seconds(statistics.median(link["latency_s"] for link in links)) if links else "-"
+    clock = f"{statistics.median(link['ahead_s'] for link in links):+.3f} s" if links else "-"
+    return (str(number), report["node"], *products, disk, fast, latency, clock)
