@@ -26,7 +26,7 @@ def run(folder: Path, *, save: Path | None, against: Path | None, timeout_s: flo
         from smalti.base import store
 
         store.write_text(save, json.dumps(reports[here.rank], indent=2) + "\n")
-    return {"node": here.rank, "reports": reports, "findings": [asdict(found) for found in judge(reports, good)]}
+    return {"node": here.rank, "reports": reports, "findings": [asdict(finding) for finding in judge(reports, good)]}
 
 
 def text(result: Json) -> str:
@@ -39,7 +39,7 @@ def text(result: Json) -> str:
 def raise_for(findings: Sequence[Json]) -> None:
     """Raise CheckFailed where something is wrong."""
     if findings:
-        names = sorted({node for found in findings for node in found["nodes"]})
+        names = sorted({node for finding in findings for node in finding["nodes"]})
         raise CheckFailed(
             f"{len(findings)} findings on {', '.join(names)}",
             hint="leave these nodes out, or repair them and check again",
@@ -49,7 +49,7 @@ def raise_for(findings: Sequence[Json]) -> None:
 def _verdict(findings: Sequence[Json]) -> list[str]:
     if not findings:
         return ["nothing found"]
-    return [f"{' and '.join(found['nodes'])}: {found['kind']}: {found['message']}" for found in findings]
+    return [f"{' and '.join(finding['nodes'])}: {finding['kind']}: {finding['message']}" for finding in findings]
 
 
 def _row(number: int, report: Json | None) -> tuple[str, ...]:

@@ -66,9 +66,9 @@ def _different(reports: Sequence[Json], good: Json | None) -> list[Finding]:
             (usual, count), *others = Counter(values.values()).most_common()
             of_whom = f"{count} of {len(values)} nodes"
             if others and count == others[0][1]:
-                found = ", ".join(f"{node}: {value}" for node, value in values.items())
+                listed = ", ".join(f"{node}: {value}" for node, value in values.items())
                 findings.append(
-                    Finding("differs", tuple(values), f"{fact} differs, and no value is that of most: {found}")
+                    Finding("differs", tuple(values), f"{fact} differs, and no value is that of most: {listed}")
                 )
                 continue
         findings += [
@@ -84,8 +84,8 @@ def _slow(reports: Sequence[Json], good: Json | None) -> list[Finding]:
     findings = []
     speeds = [_speeds(report) for report in reports]
     usual = _speeds(good) if good is not None else _medians(speeds)
-    for report, own in zip(reports, speeds, strict=True):
-        for (kind, what), speed in own.items():
+    for report, of_node in zip(reports, speeds, strict=True):
+        for (kind, what), speed in of_node.items():
             limit = usual.get((kind, what))
             frac = SLOW_DISK_FRAC if kind == "slow_disk" else SLOW_FRAC
             if limit is not None and speed < frac * limit:
@@ -107,8 +107,8 @@ def _speeds(report: Json) -> dict[tuple[str, str], float]:
 def _medians(speeds: Sequence[dict[tuple[str, str], float]]) -> dict[tuple[str, str], float]:
     """Return the median of each speed that at least three nodes have."""
     by_name: dict[tuple[str, str], list[float]] = {}
-    for own in speeds:
-        for name, speed in own.items():
+    for of_node in speeds:
+        for name, speed in of_node.items():
             by_name.setdefault(name, []).append(speed)
     return {name: statistics.median(values) for name, values in by_name.items() if len(values) >= 3}
 
@@ -127,22 +127,22 @@ def _links(reports: Sequence[Json | None]) -> list[Finding]:
     findings = []
     while bad:
         worst, count = Counter(rank for pair in bad for rank in pair).most_common(1)[0]
-        own = {pair: speed for pair, speed in bad.items() if worst in pair}
+        of_node = {pair: speed for pair, speed in bad.items() if worst in pair}
         all_of = sum(worst in pair for pair in speeds)
-        ranks = (worst,) if count > 1 and count > all_of / 2 else next(iter(own))
+        ranks = (worst,) if count > 1 and count > all_of / 2 else next(iter(of_node))
         if len(ranks) == 2:
-            own = {ranks: bad[ranks]}
-        kind = "link" if all(speed == 0.0 for speed in own.values()) else "slow_link"
+            of_node = {ranks: bad[ranks]}
+        kind = "link" if all(speed == 0.0 for speed in of_node.values()) else "slow_link"
         names = tuple(str((reports[rank] or {})["node"]) for rank in ranks)
-        speed = statistics.median(own.values())
-        told = (
+        speed = statistics.median(of_node.values())
+        message = (
             "no all-reduce succeeds"
             if kind == "link"
             else f"{format_bytes(speed)}/s; the median: {format_bytes(median)}/s"
         )
         others = f"with {count} of {all_of} partners" if len(ranks) == 1 else "between the two"
-        findings.append(Finding(kind, names, f"all-reduce {others}: {told}"))
-        bad = {pair: speed for pair, speed in bad.items() if pair not in own}
+        findings.append(Finding(kind, names, f"all-reduce {others}: {message}"))
+        bad = {pair: speed for pair, speed in bad.items() if pair not in of_node}
     return findings
 
 
@@ -150,9 +150,9 @@ def _clocks(reports: Sequence[Json | None]) -> list[Finding]:
     """Name the nodes whose clock is off from those of most partners."""
     findings, off = [], {}
     for report in filter(None, reports):
-        ahead = [link["ahead_s"] for link in report.get("links", ()) if "ahead_s" in link]
-        if ahead and abs(statistics.median(ahead)) > CLOCK_S:
-            off[report["node"]] = statistics.median(ahead)
+        offsets = [link["ahead_s"] for link in report.get("links", ()) if "ahead_s" in link]
+        if offsets and abs(statistics.median(offsets)) > CLOCK_S:
+            off[report["node"]] = statistics.median(offsets)
     if len(off) > 1 and len(off) == sum(report is not None for report in reports):
         apart = format_seconds(max(off.values()) - min(off.values()))
         return [Finding("clock", tuple(off), f"their clocks are up to {apart} apart")]

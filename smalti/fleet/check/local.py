@@ -54,7 +54,7 @@ def facts() -> dict[str, str]:
 
     gpus = machine.gpus()["devices"]
     names = Counter(str(gpu["name"]) for gpu in gpus)
-    found = {
+    values = {
         "cpu": f"{machine.cpu()['name']}, {machine.cpu()['usable']} threads",
         "memory": format_bytes(round(machine.memory()["total_bytes"], -9)),
         "NUMA nodes": str(len(list(Path("/sys/devices/system/node").glob("node[0-9]*")))),
@@ -67,7 +67,7 @@ def facts() -> dict[str, str]:
         "python": platform.python_version(),
         "smalti": smalti.__version__,
     }  # fmt: skip
-    return found | {f"limit {name}": value for name, value in _limits().items()} | _packages()
+    return values | {f"limit {name}": value for name, value in _limits().items()} | _packages()
 
 
 def _mtus() -> list[int]:
@@ -95,7 +95,7 @@ def _limits() -> dict[str, str]:
 
 def _packages() -> dict[str, str]:
     """Return the version of each installed distribution."""
-    installed = ((found.metadata["Name"], found.version) for found in metadata.distributions())
+    installed = ((one.metadata["Name"], one.version) for one in metadata.distributions())
     return {f"package {name.lower()}": version for name, version in sorted(installed, key=str) if name}
 
 

@@ -35,21 +35,21 @@ def check(
             hint="srun --ntasks-per-node=1 smalti fleet check",
         )
     report("facts and disk")
-    own = report_of_node(folder, timeout_s=timeout_s)
+    report_here = report_of_node(folder, timeout_s=timeout_s)
     nodes = world.world_size
     rounds = nodes - (nodes % 2 == 0) if nodes <= _ALL_PAIRS else _ROUNDS
     # each waits at most for: rank 0, its turn, all to be ready, its partners, all reports
     limit_s = _START_S + timeout_s * (1 if nodes == 1 else 6 + rounds / 2)
     with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
-        json.dump(own, file)
+        json.dump(report_here, file)
         file.flush()
         arguments = [file.name, "--rank", str(world.rank), "--nodes", str(nodes), "--rounds", str(rounds)]
         arguments += ["--master", f"{world.master_addr}:{world.master_port}", "--timeout", str(timeout_s)]
         try:
             return list(run_probe("node", arguments, {}, limit_s, report)["reports"])
         except SmaltiError as error:
-            own["problems"].append({"kind": "probe", "message": error.message})
-            return [own if rank == world.rank else None for rank in range(nodes)]
+            report_here["problems"].append({"kind": "probe", "message": error.message})
+            return [report_here if rank == world.rank else None for rank in range(nodes)]
 
 
 def read_report(path: Path) -> Json:

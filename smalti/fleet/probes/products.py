@@ -52,8 +52,8 @@ def wrong_rows(left: np.ndarray, right: np.ndarray, result: Tensor) -> int:
     """Return the number of rows of ``result`` [side, side] that differ from ``left @ right``; all must be integers."""
     signs = np.random.default_rng(1).choice((-1.0, 1.0), size=(right.shape[1], _VECTORS))
     expected = left.astype(np.float64) @ (right.astype(np.float64) @ signs)
-    found = result.to(device="cpu", dtype=torch.float64).numpy() @ signs
-    return int((expected != found).any(axis=1).sum())
+    computed = result.to(device="cpu", dtype=torch.float64).numpy() @ signs
+    return int((expected != computed).any(axis=1).sum())
 
 
 def _signs(random: np.random.Generator, side: int) -> np.ndarray:
