@@ -95,7 +95,7 @@ def _limits() -> dict[str, str]:
 
 def _packages() -> dict[str, str]:
     """Return the version of each installed distribution."""
-    installed = ((one.metadata["Name"], one.version) for one in metadata.distributions())
+    installed = ((package.metadata["Name"], package.version) for package in metadata.distributions())
     return {f"package {name.lower()}": version for name, version in sorted(installed, key=str) if name}
 
 
