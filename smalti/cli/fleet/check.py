@@ -1,12 +1,12 @@
 """``smalti fleet check``: the measurement with its progress, and its result as text and JSON."""
 
-import json
 import statistics
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from smalti.base import store
 from smalti.base.env import world
 from smalti.base.errors import CheckFailed
 from smalti.base.units import format_bytes, format_seconds
@@ -23,9 +23,7 @@ def run(folder: Path, *, save: Path | None, against: Path | None, timeout_s: flo
     here = world()
     reports = check(folder, here, timeout_s=timeout_s, report=report)
     if save is not None and here.is_first and reports[here.rank] is not None:
-        from smalti.base import store
-
-        store.write_text(save, json.dumps(reports[here.rank], indent=2) + "\n")
+        store.write_json(save, reports[here.rank])
     return {"node": here.rank, "reports": reports, "findings": [asdict(finding) for finding in judge(reports, good)]}
 
 

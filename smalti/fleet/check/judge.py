@@ -6,7 +6,7 @@ saved report is; without one, two nodes that differ are both named.
 
 import statistics
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,6 +38,7 @@ class Finding:
 
 def judge(reports: Sequence[Json | None], good: Json | None = None) -> list[Finding]:
     """Return what is wrong with the nodes, by their order; ``good`` is the saved report of a good node."""
+    reports = _with_names(reports)
     missing = [number for number, report in enumerate(reports) if report is None]
     findings = [Finding("missing", (f"node {number}",), "did not answer") for number in missing]
     present = [report for report in reports if report is not None]
@@ -52,6 +53,15 @@ def judge(reports: Sequence[Json | None], good: Json | None = None) -> list[Find
             if row["wrong"]
         ]  # fmt: skip
     return findings + _different(present, good) + _slow(present, good) + _links(reports) + _clocks(reports)
+
+
+def _with_names(reports: Sequence[Json | None]) -> list[Json | None]:
+    """Return the reports, with the number of the node behind host names that several have."""
+    hosts = Counter(report["node"] for report in reports if report is not None)
+    return [
+        report | {"node": f"{report['node']} (node {number})"} if report and hosts[report["node"]] > 1 else report
+        for number, report in enumerate(reports)
+    ]
 
 
 def _different(reports: Sequence[Json], good: Json | None) -> list[Finding]:
@@ -122,7 +132,7 @@ def _links(reports: Sequence[Json | None]) -> list[Finding]:
                 pair = (min(rank, link["partner"]), max(rank, link["partner"]))
                 speed = max(link["bytes_per_s"].values()) if "bytes_per_s" in link else 0.0
                 speeds[pair] = min(speed, speeds.get(pair, speed))
-    median = statistics.median(speeds.values()) if speeds else 0.0
+    median = _usual_speed(speeds)
     bad = {pair: speed for pair, speed in speeds.items() if speed == 0.0 or speed < SLOW_LINK_FRAC * median}
     findings = []
     while bad:
@@ -146,13 +156,23 @@ def _links(reports: Sequence[Json | None]) -> list[Finding]:
     return findings
 
 
+def _usual_speed(speeds: Mapping[tuple[int, int], float]) -> float:
+    """Return the median over the nodes of the median of their links: one node with slow links does not change it."""
+    by_node: dict[int, list[float]] = {}
+    for pair, speed in speeds.items():
+        for rank in pair:
+            by_node.setdefault(rank, []).append(speed)
+    return statistics.median_high(map(statistics.median_high, by_node.values())) if by_node else 0.0
+
+
 def _clocks(reports: Sequence[Json | None]) -> list[Finding]:
-    """Name the nodes whose clock is off from those of most partners."""
+    """Name the nodes whose clock is off from those of more than half of their partners."""
     findings, off = [], {}
     for report in filter(None, reports):
         offsets = [link["ahead_s"] for link in report.get("links", ()) if "ahead_s" in link]
-        if offsets and abs(statistics.median(offsets)) > CLOCK_S:
-            off[report["node"]] = statistics.median(offsets)
+        far = [offset for offset in offsets if abs(offset) > CLOCK_S]
+        if len(far) > len(offsets) / 2:
+            off[report["node"]] = statistics.median(far)
     if len(off) > 1 and len(off) == sum(report is not None for report in reports):
         apart = format_seconds(max(off.values()) - min(off.values()))
         return [Finding("clock", tuple(off), f"their clocks are up to {apart} apart")]

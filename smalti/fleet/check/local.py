@@ -8,6 +8,7 @@ value), ``problems`` (each with ``kind`` and ``message``) and ``disk_bytes_per_s
 import platform
 import socket
 from collections import Counter
+from collections.abc import Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -26,13 +27,13 @@ _NET = Path("/sys/class/net")
 
 def report_of_node(folder: Path, *, timeout_s: float) -> Json:
     """Return the report of this node; ``folder`` is where runs are written."""
+    gpus = machine.gpus()
     report: Json = {
         "node": socket.gethostname(),
         "boot": _read(Path("/proc/sys/kernel/random/boot_id")),
-        "facts": facts(),
+        "facts": facts(gpus["devices"]),
         "problems": [],
     }
-    gpus = machine.gpus()
     if gpus["problem"]:
         report["problems"].append({"kind": "driver", "message": gpus["problem"]})
     for number, gpu in enumerate(gpus["devices"]):
@@ -48,14 +49,17 @@ def report_of_node(folder: Path, *, timeout_s: float) -> Json:
     return report
 
 
-def facts() -> dict[str, str]:
-    """Return what must not differ between the nodes of a run: hardware, driver, system, limits, packages."""
+def facts(gpus: Sequence[Json] = ()) -> dict[str, str]:
+    """Return what must not differ between the nodes of a run: hardware, driver, system, limits, packages.
+
+    gpus: those of the node, as ``machine.gpus`` lists them.
+    """
     import smalti
 
-    gpus = machine.gpus()["devices"]
+    cpu = machine.cpu()
     names = Counter(str(gpu["name"]) for gpu in gpus)
     values = {
-        "cpu": f"{machine.cpu()['name']}, {machine.cpu()['usable']} threads",
+        "cpu": f"{cpu['name']}, {cpu['usable']} threads",
         "memory": format_bytes(round(machine.memory()["total_bytes"], -9)),
         "NUMA nodes": str(len(list(Path("/sys/devices/system/node").glob("node[0-9]*")))),
         "GPUs": ", ".join(f"{count} x {name}" for name, count in sorted(names.items())) or "none",

@@ -2,7 +2,8 @@
 
 Entries are small integers, so every product is exact in fp32 and, where its entries stay below 256, in bf16. Values are
 tested with Freivalds' check (R. Freivalds, *Probabilistic machines can use less running time*, 1977): for a vector x
-of random signs A(Bx) must equal (AB)x, computed in float64; a wrong entry passes 20 vectors with a probability of 1e-6.
+of random signs A(Bx) must equal (AB)x, computed in float64; a wrong row passes 20 vectors with a probability of at
+most 1e-6.
 """
 
 import time

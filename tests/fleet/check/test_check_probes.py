@@ -63,7 +63,7 @@ def test_a_disk_that_takes_no_file_is_a_problem_and_leaves_none(tmp_path):
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
-def test_a_full_disk_is_named(tmp_path, monkeypatch):
+def test_a_full_disk_is_named(tmp_path):
     """As write(2) reports one: /dev/full in the place of the file."""
     code = (
         "import sys, tempfile; from smalti.fleet.probes import disk; sys.argv = ['', sys.argv[1], '1048576'];"
