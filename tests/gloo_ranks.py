@@ -25,6 +25,10 @@ _IMPORTED_ONCE = ["torch.distributed", "smalti.train.job", "smalti.tune.run", "p
 """By the server: what a module of tests imports beside, each of its ranks imports again."""
 
 
+_LEAVE = "leave"
+"""File that tells the ranks that all are through."""
+
+
 def server() -> Any:
     """The context of multiprocessing whose processes are forked by the server."""
     context = mp.get_context("forkserver")
@@ -32,8 +36,14 @@ def server() -> Any:
     return context
 
 
-def run_ranks(world_size: int, function: Callable[..., Any], *args: Any, timeout_s: float = 120) -> list[Any]:
-    """``[function(rank, *args) for each rank]``, each in a process of its own inside one gloo group."""
+def run_ranks(
+    world_size: int, function: Callable[..., Any], *args: Any, timeout_s: float = 120, together: bool = True
+) -> list[Any]:
+    """``[function(rank, *args) for each rank]``, each in a process of its own inside one gloo group.
+
+    together: a rank stays until all are through, because one may still be connecting a group that others have done
+    with. Otherwise it leaves at once, for tests of ranks that lose another one.
+    """
     context = server()
     with tempfile.TemporaryDirectory() as folder:
         ranks = [
@@ -41,8 +51,14 @@ def run_ranks(world_size: int, function: Callable[..., Any], *args: Any, timeout
         ]
         for process in ranks:
             process.start()
+        until = time.monotonic() + timeout_s
+        while (
+            together and not all(_is_through(folder, *each) for each in enumerate(ranks)) and time.monotonic() < until
+        ):
+            time.sleep(0.002)
+        open(os.path.join(folder, _LEAVE), "w").close()
         for process in ranks:
-            process.join(timeout_s)
+            process.join(max(0.1, until - time.monotonic()))
         late = [process for process in ranks if process.is_alive()]
         for process in late:
             process.kill()
@@ -98,14 +114,16 @@ def _rank(rank: int, world_size: int, folder: str, function: Callable[..., Any],
         pickle.dump(result, file)
     os.rename(written + ".part", written)
     if result[0] == "value":
-        _wait_for_others(folder, world_size)
+        _wait_to_leave(folder)
     os._exit(0)  # no clean-up of what the server forked
 
 
-def _wait_for_others(folder: str, world_size: int) -> None:
-    """Stay until every rank is through: one may still be connecting a group that this rank has done with."""
-    until = time.monotonic() + 30
-    while time.monotonic() < until:
-        if all(os.path.exists(os.path.join(folder, f"result-{rank}")) for rank in range(world_size)):
-            return
+def _is_through(folder: str, rank: int, process: Any) -> bool:
+    return os.path.exists(os.path.join(folder, f"result-{rank}")) or not process.is_alive()
+
+
+def _wait_to_leave(folder: str) -> None:
+    """Return when every rank is through or gone."""
+    until = time.monotonic() + 120
+    while not os.path.exists(os.path.join(folder, _LEAVE)) and time.monotonic() < until:
         time.sleep(0.002)
