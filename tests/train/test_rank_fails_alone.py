@@ -42,7 +42,7 @@ def _fail_alone(rank: int, config: RunConfig, failing: int, error: Exception) ->
 )
 def test_the_others_end_with_the_code_of_the_rank_that_failed(failing, error, code, tmp_path: Path) -> None:
     config = toy_run.config(tmp_path, parallel={"ranks": 2}, duration="6step")
-    ends = run_ranks(2, _fail_alone, config, failing, error)
+    ends = run_ranks(2, _fail_alone, config, failing, error, together=False)
     assert ends[failing][0] == type(error).__name__
     kind, ended_with, reason = ends[1 - failing]
     assert (kind, ended_with) == ("LostPeer", code)
@@ -55,7 +55,7 @@ def test_the_others_end_with_the_code_of_the_rank_that_failed(failing, error, co
 @pytest.mark.exhaustive
 def test_a_failure_of_rank_0_is_recorded_with_its_message(tmp_path: Path) -> None:
     config = toy_run.config(tmp_path, parallel={"ranks": 2}, duration="6step")
-    run_ranks(2, _fail_alone, config, 0, UserError("no room"))
+    run_ranks(2, _fail_alone, config, 0, UserError("no room"), together=False)
     status = RunFolder.read(tmp_path / "runs/dense").status()
     assert (status["state"], status["reason"]) == ("failed", "no room")
 
@@ -78,7 +78,7 @@ def test_a_failure_before_the_first_step_is_recorded_and_ranks_leave_only_if_it_
     together: bool, tmp_path: Path
 ) -> None:
     config = toy_run.config(tmp_path, parallel={"ranks": 2})
-    first, second = run_ranks(2, _fail_in_build, config, together)
+    first, second = run_ranks(2, _fail_in_build, config, together, together=False)
     assert first == ("UserError", not together)
     assert second == ("UserError" if together else "LostPeer", not together)
     status = RunFolder.read(tmp_path / "runs/dense").status()
