@@ -210,7 +210,8 @@ def _summary(
             continue
         in_update = any(update.start <= time.start and time.end <= update.end for update in updates)
         for total in (by_name[event.name], by_kind["optimizer" if in_update else kind_of(event.name)]):
-            total[0] += span[1] - span[0] if on_gpu else event.self_cpu_time_total / 1e6
+            # torch gives a negative time where children on another thread outlast the operator
+            total[0] += span[1] - span[0] if on_gpu else max(0.0, event.self_cpu_time_total / 1e6)
             total[1] += 1
         busy.append(span)
     network += [(call.start_s - begun_s, call.end_s - begun_s)

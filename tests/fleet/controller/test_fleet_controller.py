@@ -201,7 +201,7 @@ def test_a_run_without_gpus_sees_none(tmp_path: Path, monkeypatch: pytest.Monkey
 def test_a_killed_process_of_an_attempt_is_replaced_after_its_command_has_ended(tmp_path: Path) -> None:
     control = controller()
     run = fake(tmp_path, "a", seconds=1)
-    rounds(control, lambda: len(logged(tmp_path)) == 1)
+    rounds(control, lambda: len(logged(tmp_path)) == 1 and state(run).state == "RUNNING")
     killed = attempts(run)[0]
     assert killed.pid is not None
     os.kill(killed.pid, signal.SIGKILL)
