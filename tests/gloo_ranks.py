@@ -26,7 +26,7 @@ _IMPORTED_ONCE = ["torch.distributed", "smalti.train.job", "smalti.tune.run", "p
 
 
 _LEAVE = "leave"
-"""File that tells the ranks that all are through."""
+"""File that is there once all ranks are through."""
 
 
 def server() -> Any:
