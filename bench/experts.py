@@ -6,13 +6,14 @@
 
 Every kind tries a grid of learning rates for 1M tokens, extended where the best is at an edge; its two best rates are
 tried for 4M tokens, and the best of dense and of 4 of 16 trains for 16M. Rates are compared with the first seed; the
-best of a length gets all seeds, and a rate that diverges is never the best. Runs have the same width, depth, batch,
-schedule and data: less than one epoch of Debian's packages. Active parameters are equal: an expert is as wide as the
-dense MLP divided by the number of active experts. The FLOPs of the router are compensated by fewer steps.
+best of a length gets all seeds (the longest at least six), and a rate that diverges is never the best. Runs have the
+same width, depth, batch, schedule and data: less than one epoch of Debian's packages. Active parameters are equal: an
+expert is as wide as the dense MLP divided by the number of active experts. The FLOPs of the router are compensated by
+fewer steps.
 
 The same command resumes a stopped study. With ``--record`` it keeps its finished runs in
 bench/results/experts_runs.json until the study is whole, and continues from those of another machine.
-``experts_study/`` has its parts.
+The longest runs keep their last checkpoint. ``experts_study/`` has its parts.
 """
 
 import argparse

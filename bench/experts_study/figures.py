@@ -30,7 +30,8 @@ def interval(values: list[float]) -> tuple[float, float]:
 def best_runs(study: Study, results: Results, kind: str, length: Length) -> list[Result]:
     """Return the results of a kind at its best rate, by seed; empty before all seeds are finished."""
     lr = best_rate(scores(results), kind, length, study.grid_seeds)
-    runs = [Run(kind, length.steps, lr, seed) for seed in range(study.seeds)] if lr is not None else []
+    seeds = range(max(study.seeds, length.min_seeds))
+    runs = [Run(kind, length.steps, lr, seed) for seed in seeds] if lr is not None else []
     return [results[run] | {"lr": lr} for run in runs] if all(run in results for run in runs) else []
 
 
@@ -55,6 +56,7 @@ def _row(study: Study, results: Results, kind: str, length: Length) -> dict[str,
     less, less_half = interval([run["bits_per_byte"][-1] - loss for run, loss in zip(dense, last, strict=True)])
     row = {
         "lr": runs[0]["lr"],
+        "seeds": len(runs),
         "params_total": params.total,
         "params_active": params.active,
         "steps": steps,
@@ -75,8 +77,9 @@ def dense_flops(study: Study, results: Results, targets: list[float], flops: int
     """Return how many times ``flops`` the dense model needs for the losses ``targets`` (one for each seed).
 
     For each seed a power law goes through the ends of the dense runs of two neighbouring lengths, those around the
-    target or the nearest ones. The result is the geometric mean over the seeds, with the interval as a factor, and
-    whether a target was outside the lengths. Empty if the dense loss does not fall.
+    target or the nearest ones; a length without the seed counts with the mean of its seeds. The
+    result is the geometric mean over the seeds, with the interval as a factor, and whether a target was outside the
+    lengths. Empty if the dense loss does not fall.
     """
     ends = [best_runs(study, results, "dense", length) for length in study.size.lengths]
     ends = [runs for runs in ends if runs]
@@ -84,7 +87,7 @@ def dense_flops(study: Study, results: Results, targets: list[float], flops: int
         return {}
     logs, outside = [], False
     for seed, target in enumerate(targets):
-        points = [(_flops(study, runs[seed]), runs[seed]["bits_per_byte"][-1]) for runs in ends]
+        points = [(_flops(study, runs[0]), _of_seed([run["bits_per_byte"][-1] for run in runs], seed)) for runs in ends]
         needed = flops_for(points, target)
         if needed is None:
             return {}
@@ -96,6 +99,10 @@ def dense_flops(study: Study, results: Results, targets: list[float], flops: int
         "dense_flops_ratio_factor": math.exp(half) if half < 700 else math.inf,
         "dense_flops_extrapolated": outside,
     }
+
+
+def _of_seed(losses: list[float], seed: int) -> float:
+    return losses[seed] if seed < len(losses) else statistics.mean(losses)
 
 
 def flops_for(points: list[tuple[float, float]], target: float) -> float | None:
@@ -159,7 +166,8 @@ def show(study: Study, results: Results, speed: dict[str, dict[str, float]]) -> 
     if diverged := [run.name for run, score in scores(results).items() if not math.isfinite(score)]:
         print(f"\nDiverged, so their rates are never the best: {', '.join(diverged)}")
     for tokens, rows in summary(study, results).items():
-        print(f"\nAt each one's best rate, {int(tokens) / 1e6:.2f}M tokens, {study.seeds} seeds\n")
+        seeds = max(row["seeds"] for row in rows.values())
+        print(f"\nAt each one's best rate, {int(tokens) / 1e6:.2f}M tokens, {seeds} seeds\n")
         heads = "|parameters|active|rate|steps|TFLOP|bits per byte|less than dense|FLOPs of dense for it|tokens/s"
         print(_line(heads.split("|")))
         print(_line(["---"] * 10))
@@ -214,7 +222,7 @@ def pictures(study: Study, results: Results) -> dict[str, str]:
     for kind, row in next(iter(grid(study, results).values()), {}).items():
         losses = {float(lr): loss for lr, loss in row.items() if loss is not None}
         rates.append(Series(kind, list(losses), list(losses.values()), colour=list(KINDS).index(kind)))
-    seeds = f"mean of {study.seeds} seeds"
+    seeds = f"mean of {max(study.seeds, last.min_seeds)} seeds"
     return {
         "experts-heldout.svg": line_chart(
             heldout, title=f"Held-out bits per byte: {seeds}, each thin", x_label="million tokens", log_y=True

@@ -12,9 +12,9 @@ Scores = Mapping[Run, float]
 def next_runs(scores: Scores, size: Size, seeds: int, grid_seeds: int) -> list[Run]:
     """Return the runs without a score that are called for by now: those of the deciding kinds, then the shortest.
 
-    At each length a kind trains ``grid_seeds`` seeds of each rate; its best rate gets all ``seeds``, and its best rates
-    go to the next length. Rates are added where the best is at an edge. A rate that diverged (its score is infinite) is
-    never the best.
+    At each length a kind trains ``grid_seeds`` seeds of each rate; its best rate gets all ``seeds`` (at least the
+    length's ``min_seeds``), and its best rates go to the next length. Rates are added where the best is at an edge. A
+    rate that diverged (its score is infinite) is never the best.
     """
     runs: list[Run] = []
     for kind in size.lengths[0].kinds:
@@ -22,7 +22,7 @@ def next_runs(scores: Scores, size: Size, seeds: int, grid_seeds: int) -> list[R
             runs += [run for lr in rates for run in length.grid(kind, lr, grid_seeds)]
             best = best_rate(scores, kind, length, grid_seeds)
             if best is not None and _complete(scores, kind, length, rates, grid_seeds):
-                runs += [Run(kind, length.steps, best, seed) for seed in range(seeds)]
+                runs += [Run(kind, length.steps, best, seed) for seed in range(max(seeds, length.min_seeds))]
     missing = [run for run in dict.fromkeys(runs) if run not in scores]
     return sorted(missing, key=lambda run: (run.kind not in DECIDING, run.steps, run.seed))
 

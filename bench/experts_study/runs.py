@@ -142,7 +142,7 @@ def result_path(config: RunConfig) -> Path:
     return folder.with_name(folder.name + ".json")
 
 
-def train(config: RunConfig, commit: str, machine: str) -> Result:
+def train(config: RunConfig, commit: str, machine: str, keep_checkpoint: bool = False) -> Result:
     """Run or resume a training in this process; write its result, also if it diverged."""
     from smalti.evals.in_loop import heldout_hook
     from smalti.train import job
@@ -165,7 +165,8 @@ def train(config: RunConfig, commit: str, machine: str) -> Result:
     temporary = path.with_suffix(".tmp")
     temporary.write_text(json.dumps(result))
     temporary.replace(path)
-    shutil.rmtree(Path(config.run_folder) / "checkpoints", ignore_errors=True)  # none if the first step diverged
+    if not keep_checkpoint:
+        shutil.rmtree(Path(config.run_folder) / "checkpoints", ignore_errors=True)  # none if the first step diverged
     return result
 
 
@@ -314,7 +315,8 @@ def run_all(
         busy = [run for run, _ in running.values()]
         pending = [run for run in called if run not in busy and failures[run] < ATTEMPTS]
         for run in sorted(pending, key=lambda run: failures[run])[: jobs - len(running)]:
-            future = executor.submit(train, study.config(run), study.commit, study.machine)
+            longest = run.steps == study.size.lengths[-1].steps
+            future = executor.submit(train, study.config(run), study.commit, study.machine, longest)
             running[future] = (run, time.perf_counter())
         if not running:
             return results

@@ -68,6 +68,8 @@ class Length:
     extensions: int
     """Number of rates that may be added, a factor of 2 each, where the best is the lowest or highest."""
     kinds: tuple[str, ...] = tuple(KINDS)
+    min_seeds: int = 1
+    """Seeds of the best rate, where the study has fewer."""
 
     def grid(self, kind: str, lr: float, seeds: int) -> "list[Run]":
         """Return the runs that judge a rate."""
@@ -91,7 +93,7 @@ class Size:
     lengths: tuple[Length, ...] = (
         Length(256, evaluations=2, rates=None, extensions=2),
         Length(1024, evaluations=4, rates=2, extensions=1),
-        Length(4096, evaluations=16, rates=1, extensions=0, kinds=DECIDING),
+        Length(4096, evaluations=16, rates=1, extensions=0, kinds=DECIDING, min_seeds=6),
     )
     measured_steps: int = 32
     """Steps of the runs that measure speed."""
