@@ -3,17 +3,19 @@
     make bench NAME=experts ARGS='--record --picture'   all of it; prints its time at the start, many hours on two cores
     make bench NAME=experts ARGS=--quick                a test in under a minute; its figures mean nothing
     make bench NAME=experts ARGS=--show                 the tables of what is finished; runs nothing
+    make bench NAME=experts ARGS='--recorded --record --picture'    the result of the recorded runs, also of a part
 
 Every kind tries a grid of learning rates for 1M tokens, extended where the best is at an edge; its two best rates are
 tried for 4M tokens, and the best of dense and of 4 of 16 trains for 16M. Rates are compared with the first seed; the
-best of a length gets all seeds (the longest at least six), and a rate that diverges is never the best. Runs have the
+best of a length gets all seeds (the longest at least five), and a rate that diverges is never the best. Runs have the
 same width, depth, batch, schedule and data: less than one epoch of Debian's packages. Active parameters are equal: an
 expert is as wide as the dense MLP divided by the number of active experts. The FLOPs of the router are compensated by
 fewer steps.
 
 The same command resumes a stopped study. With ``--record`` it keeps its finished runs in
-bench/results/experts_runs.json until the study is whole, and continues from those of another machine.
-The longest runs keep their last checkpoint. ``experts_study/`` has its parts.
+bench/results/experts_runs.json until the study is whole, and continues from those of another machine, with the same
+versions of the packages. The longest runs keep their checkpoints; ``--copying`` measures how well they copy from the
+context. ``experts_study/`` has its parts.
 """
 
 import argparse
@@ -25,7 +27,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from experts_study import corpus, figures, runs
+from experts_study import copying, corpus, figures, runs
 from experts_study.order import all_runs
 from experts_study.settings import MOE, QUICK, Place, Size
 from record import RESULTS, RecordOption, commit_of, machine, record
@@ -41,8 +43,13 @@ UNFINISHED = RESULTS / "experts_runs.json"
 def study_of(options: argparse.Namespace, folder: Path) -> tuple[runs.Study, dict[str, Any]]:
     """Return the study, with its data prepared, and the description of the data."""
     size = QUICK if options.quick else Size()
+    unfinished = json.loads(UNFINISHED.read_text())["figures"] if UNFINISHED.exists() else {}
+    versions = {package["name"]: package["version"] for package in unfinished.get("packages", [])}
     try:
-        tokens, data = (corpus.read if options.show else corpus.prepare)(folder, size)
+        if options.recorded:
+            tokens, data = folder, {"packages": unfinished.get("packages", []), "sources": {}}
+        else:
+            tokens, data = corpus.read(folder, size) if options.show else corpus.prepare(folder, size, versions)
     except corpus.NoData as error:
         sys.exit(str(error))
     import torch
@@ -59,26 +66,29 @@ def study_of(options: argparse.Namespace, folder: Path) -> tuple[runs.Study, dic
         code=runs.code_digest(),
         commit=commit_of(ROOT),
         machine=str(machine()["gpu" if device == "cuda" else "processor"]),
-        recorded=json.loads(UNFINISHED.read_text())["figures"]["runs"] if UNFINISHED.exists() else {},
+        recorded=unfinished.get("runs", {}),
+        only_recorded=options.recorded,
     )
     return study, data
 
 
 def execute(
-    study: runs.Study, jobs: int, keep: bool
+    study: runs.Study, packages: list[dict[str, str]], jobs: int, keep: bool
 ) -> tuple[dict[runs.Run, runs.Result], dict[str, dict[str, float]]]:
     """Run what is missing; return the results and the measured speeds. Exits with 1 if runs failed."""
     speed = runs.speeds(study)
     with runs.pool(jobs) as executor:
         forecast = runs.Forecast(study, speed)
         results = study.results()
+        if others := len(study.recorded) - sum(name in study.recorded for name in runs.by_name(study, results)):
+            report(f"{others} recorded runs are of other data, settings or code, and are not used")
         every = all_runs(runs.scores(results), study.size, study.seeds, study.grid_seeds)
         hours = forecast.seconds([run for run in every if run not in results]) / 3600
         report(f"{len(every)} runs, {len(results)} finished; {hours:.1f} core-hours left, {hours / jobs:.1f} h in all")
 
         def record_unfinished(finished: dict[runs.Run, runs.Result]) -> None:
             if keep:
-                record(UNFINISHED.stem, {"runs": runs.by_name(study, finished)})
+                record(UNFINISHED.stem, {"packages": packages, "runs": runs.by_name(study, finished)})
 
         results = runs.run_all(study, executor, jobs, forecast, report, record_unfinished)
     if runs.next_runs(runs.scores(results), study.size, study.seeds, study.grid_seeds):
@@ -134,6 +144,21 @@ def figures_of(study: runs.Study, data: dict[str, Any], results: dict[runs.Run, 
     }
 
 
+def copying_of(study: runs.Study, keep: bool) -> None:
+    """Print the copying of the longest runs whose checkpoints are here; ``keep``: write experts_copying.json too."""
+    length = study.size.lengths[-1]
+    longest = [run for run in study.results() if run.steps == length.steps]
+    rows = copying.copying(study, longest)
+    if not rows:
+        sys.exit(f"no checkpoint of a finished run of {length.steps} steps is in {study.place.folder}")
+    for name, row in rows.items():
+        print(f"\n{name}: million tokens, nats per token of random tokens, and of the same tokens repeated")
+        for tokens, first, second in zip(row["tokens"], row["first"], row["second"], strict=True):
+            print(f"{tokens / 1e6:6.2f} {first:7.3f} {second:7.3f}")
+    if keep:
+        print("wrote", record("experts_copying", rows))
+
+
 def main() -> None:
     """Run the study and print its tables; ``--record`` also writes bench/results/experts.json."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -144,6 +169,11 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=2, help="runs at one time, a core each; a GPU takes several")
     parser.add_argument("--folder", default=str(ROOT / "build" / "bench-experts"), help="where data and runs are kept")
     parser.add_argument("--show", action="store_true", help="only print the tables of the finished runs")
+    parser.add_argument("--recorded", action="store_true", help="use the runs of bench/results/experts_runs.json, "
+                        "whatever the data and code here")  # fmt: skip
+    parser.add_argument(
+        "--copying", action="store_true", help="measure the checkpoints that the longest runs kept here"
+    )
     parser.add_argument("--record", action=RecordOption, help="write bench/results/experts.json")
     parser.add_argument("--picture", action="store_true", help=f"write {PICTURES.relative_to(ROOT)}/experts-*.svg")
     options = parser.parse_args()
@@ -152,12 +182,24 @@ def main() -> None:
         parser.error("--record and --picture replace the study's results: leave out --quick")
     if options.show and options.record:
         parser.error("--record needs all runs: leave out --show")
+    if options.recorded and (options.quick or options.show):
+        parser.error("--recorded shows the runs of bench/results/experts_runs.json: leave out --quick and --show")
     if not options.show:
         folder.mkdir(parents=True, exist_ok=True)
         lock(folder)
     study, data = study_of(options, folder)
-    results, speed = shown(study) if options.show else execute(study, options.jobs, options.record)
-    if options.picture and runs.next_runs(runs.scores(results), study.size, study.seeds, study.grid_seeds):
+    if options.copying:
+        copying_of(study, options.record)
+        return
+    if options.recorded or options.show:
+        results, speed = shown(study)
+    else:
+        results, speed = execute(study, data["packages"], options.jobs, options.record)
+    if (
+        options.picture
+        and not options.recorded
+        and runs.next_runs(runs.scores(results), study.size, study.seeds, study.grid_seeds)
+    ):
         parser.error("--picture needs all runs, and some are missing: leave out --show")
     figures.show(study, results, speed)
     if options.picture:
@@ -169,7 +211,8 @@ def main() -> None:
         result = figures_of(study, data, results) | {"speed": speed}
         print(f"the runs come from {len(result['commits'])} commits")
         print("wrote", record("experts", result))
-        UNFINISHED.unlink(missing_ok=True)
+        if not options.recorded:
+            UNFINISHED.unlink(missing_ok=True)
 
 
 if __name__ == "__main__":

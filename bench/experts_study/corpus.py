@@ -9,6 +9,7 @@ import json
 import shutil
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -45,16 +46,21 @@ class NoData(RuntimeError):
     """The data is missing or too small, or packages cannot be downloaded."""
 
 
-def prepare(folder: Path, size: Size) -> tuple[Path, dict[str, Any]]:
-    """Write token files below ``folder`` unless they are there. Return what ``read`` does."""
+def prepare(folder: Path, size: Size, versions: Mapping[str, str]) -> tuple[Path, dict[str, Any]]:
+    """Write token files below ``folder`` unless they are there. Return what ``read`` does.
+
+    versions: of the packages of a study that is continued; a package without one is downloaded in its newest version.
+    """
     data = _folder(folder, size)
     summary = data / "corpus.json"
     if not summary.exists():
         shutil.rmtree(data, ignore_errors=True)  # left by a stop
         data.mkdir(parents=True)
-        sources = _debian(folder / "packages", data / "raw") if size.debian else _python(data / "raw", size.thin)
+        packages = folder / "packages"
+        raw = data / "raw"
+        sources = _debian(packages, raw, versions) if size.debian else _python(raw, size.thin)
         _tokenize(data, sources, size.vocab)
-        summary.write_text(json.dumps(_summary(data, _packages(folder / "packages") if size.debian else [])))
+        summary.write_text(json.dumps(_summary(data, _packages(packages, versions) if size.debian else [])))
         for name in ("raw", "curated", "unique"):
             shutil.rmtree(data / name)
     return read(folder, size)
@@ -77,27 +83,32 @@ def _folder(folder: Path, size: Size) -> Path:
     return folder / f"data-{'debian' if size.debian else 'python'}-{size.vocab}"
 
 
-def _debian(packages: Path, raw: Path) -> dict[str, dict[str, Any]]:
+def _debian(packages: Path, raw: Path, versions: Mapping[str, str]) -> dict[str, dict[str, Any]]:
     for source, names in (("code", CODE), ("prose", PROSE)):
         for name in names:
-            _unpack(_package(packages, name), raw / source / name, SUFFIXES[source])
+            _unpack(_package(packages, name, versions.get(name)), raw / source / name, SUFFIXES[source])
     return {name: {"path": str(raw / name), "rules": [f"{name}-light"]} for name in SHARES}
 
 
-def _package(packages: Path, name: str) -> Path:
+def _package(packages: Path, name: str, version: str | None) -> Path:
     """Return the .deb of a package, downloaded if it is not there. Raises NoData."""
-    if not (files := sorted(packages.glob(f"{name}_*.deb"))):
-        print("apt-get download", name, file=sys.stderr, flush=True)
+    wanted = name if version is None else f"{name}={version}"
+    # in file names a colon of a version is written as %3a
+    pattern = f"{name}_{'*' if version is None else version.replace(':', '%3a') + '_*'}.deb"
+    if not (files := sorted(packages.glob(pattern))):
+        print("apt-get download", wanted, file=sys.stderr, flush=True)
         partial = packages / "partial"
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir(parents=True)
         try:
-            subprocess.run(["apt-get", "download", "-q", name], cwd=partial, capture_output=True, text=True, check=True)
-            files = [path.rename(packages / path.name) for path in partial.glob(f"{name}_*.deb")]
+            subprocess.run(
+                ["apt-get", "download", "-q", wanted], cwd=partial, capture_output=True, text=True, check=True
+            )
+            files = [path.rename(packages / path.name) for path in partial.glob(pattern)]
         except (OSError, subprocess.CalledProcessError) as error:
             reason = str(getattr(error, "stderr", "") or error).strip()
             raise NoData(
-                f"Debian's package {name} could not be downloaded: {reason}\n"
+                f"Debian's package {wanted} could not be downloaded: {reason}\n"
                 "hint: run this on Debian 12 after apt-get update, or put the .deb files of these packages into "
                 f"{packages} (dpkg-deb must be installed): {' '.join((*CODE, *PROSE))}"
             ) from error
@@ -137,10 +148,10 @@ def _tokenize(data: Path, sources: dict[str, dict[str, Any]], vocab: int) -> Non
         smalti(data, "data", verb, str(path))
 
 
-def _packages(packages: Path) -> list[dict[str, str]]:
+def _packages(packages: Path, versions: Mapping[str, str]) -> list[dict[str, str]]:
     rows = []
     for name, licence in (CODE | PROSE).items():
-        command = ["dpkg-deb", "-f", str(_package(packages, name)), "Version"]
+        command = ["dpkg-deb", "-f", str(_package(packages, name, versions.get(name))), "Version"]
         version = subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
         rows.append({"name": name, "version": version, "licence": licence})
     return rows

@@ -70,6 +70,8 @@ class Length:
     kinds: tuple[str, ...] = tuple(KINDS)
     min_seeds: int = 1
     """Seeds of the best rate, where the study has fewer."""
+    checkpoints: int = 1
+    """The newest checkpoints that a run of it keeps, of the ten that it saves."""
 
     def grid(self, kind: str, lr: float, seeds: int) -> "list[Run]":
         """Return the runs that judge a rate."""
@@ -93,7 +95,7 @@ class Size:
     lengths: tuple[Length, ...] = (
         Length(256, evaluations=2, rates=None, extensions=2),
         Length(1024, evaluations=4, rates=2, extensions=1),
-        Length(4096, evaluations=16, rates=1, extensions=0, kinds=DECIDING, min_seeds=6),
+        Length(4096, evaluations=16, rates=1, extensions=0, kinds=DECIDING, min_seeds=5, checkpoints=10),
     )
     measured_steps: int = 32
     """Steps of the runs that measure speed."""
@@ -174,6 +176,11 @@ def evaluations_of(size: Size, steps: int) -> int:
     return next((length.evaluations for length in size.lengths if length.steps == steps), 1)
 
 
+def checkpoints_of(size: Size, steps: int) -> int:
+    """Return the number of checkpoints that a run of that length keeps."""
+    return next((length.checkpoints for length in size.lengths if length.steps == steps), 1)
+
+
 def _config(place: Place, size: Size, run: Run, steps: int) -> RunConfig:
     values = {
         "name": run.name,
@@ -194,7 +201,7 @@ def _config(place: Place, size: Size, run: Run, steps: int) -> RunConfig:
             "schedule": {"warmup": "0.1run", "decay": "0.4run"},
             "precision": {"compute": "fp32"},  # as fast as bf16 on processors without AMX, and alike on all
             "parallel": {"device": place.device, "threads": 1, "compile": False},
-            "checkpoint": {"every": "0.1run", "keep": 1},
+            "checkpoint": {"every": "0.1run", "keep": checkpoints_of(size, run.steps)},
             "eval_every": f"{math.ceil(steps / evaluations_of(size, run.steps))}step",
             "eval_tokens": size.eval_tokens,
         },

@@ -284,7 +284,7 @@ def test_missing_packages_are_named(experts: ModuleType, tmp_path: Path, monkeyp
         raise FileNotFoundError("apt-get")
 
     monkeypatch.setattr(subprocess, "run", absent)
-    options = argparse.Namespace(quick=False, seeds=3, grid_seeds=1, show=False)
+    options = argparse.Namespace(quick=False, seeds=3, grid_seeds=1, show=False, recorded=False)
     with pytest.raises(SystemExit, match=r"calibre could not be downloaded: apt-get\nhint: run this on Debian 12"):
         experts.study_of(options, tmp_path)
 
@@ -294,7 +294,27 @@ def test_too_little_data_for_the_longest_run_is_an_error(tmp_path: Path) -> None
     sources = {name: {"train": {"n_tokens": 12_000_000}} for name in settings.SHARES}
     (tmp_path / "data-debian-2048/corpus.json").write_text(json.dumps({"sources": sources}))
     with pytest.raises(corpus.NoData, match="code: 12,000,000 unique tokens, and the longest run reads 12,582,912"):
-        corpus.prepare(tmp_path, Size())
+        corpus.prepare(tmp_path, Size(), {})
+
+
+def test_a_study_is_continued_with_the_same_versions_of_packages(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def download(command: list[str], cwd: Path, **_: object) -> None:
+        assert command == ["apt-get", "download", "-q", "python3-django=3:3.2.25-0+deb12u7"]
+        (cwd / "python3-django_3%3a3.2.25-0+deb12u7_all.deb").touch()
+
+    monkeypatch.setattr(subprocess, "run", download)
+    (tmp_path / "python3-django_3%3a3.2.25-0+deb12u8_all.deb").touch()
+    found = corpus._package(tmp_path, "python3-django", "3:3.2.25-0+deb12u7")
+    assert found.name == "python3-django_3%3a3.2.25-0+deb12u7_all.deb"
+
+
+def test_recorded_runs_are_shown_without_their_data(study: runs.Study) -> None:
+    row = {"eval_steps": [256], "bits_per_byte": [2.2]}
+    recorded = replace(study, recorded={"dense-256-lr0.001-0-8669d541d895": row})
+    assert recorded.results() == {}, "a result of other data"
+    assert replace(recorded, only_recorded=True).results() == {Run("dense", 256, 1e-3, 0): row}
 
 
 def test_show_prepares_no_data(experts: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
