@@ -173,7 +173,8 @@ def show(study: Study, results: Results, speed: dict[str, dict[str, float]]) -> 
         print(_line(["---"] * 10))
         for kind, row in rows.items():
             print(_line([kind, *_cells(kind, row)]))
-    print("\nTime of a FLOP, beside a dense run at the same time")
+    if speed:
+        print("\nTime of a FLOP, beside a dense run at the same time")
     for kind, pair in speed.items():
         print(f"{kind}: {pair['time_per_flop']:.2f} times dense")
 
