@@ -21,6 +21,7 @@ def _rows() -> Iterator[str]:
     for name, text, link in (
         ("train_gpu", _training, "concepts/train/benchmarks-gpu.md"),
         ("moe-gpu", _experts, "concepts/train/benchmarks-gpu.md"),
+        ("experts", _study, "concepts/model/experts-study.md"),
         ("meshes", _meshes, "concepts/distributed/meshes.md"),
         ("same_curve", _curve, "concepts/data/stream.md"),
         ("stream_elastic", _elastic, "decisions/0010-past-and-future-of-a-run.md"),
@@ -33,6 +34,7 @@ def _rows() -> Iterator[str]:
         what, figure = text(result["figures"])
         machine = result["machine"]
         device = machine["gpu"] or f"{machine['cores']} cores, {machine['processor']}"
+        device = ", ".join(result["figures"].get("machines", [device]))  # where the runs were elsewhere
         yield f"| [{what}](docs/{link}) | {figure} | {device}, {result['date'][:10]} |\n"
 
 
@@ -48,6 +50,15 @@ def _training(figures: dict[str, Any]) -> tuple[str, str]:
 def _experts(figures: dict[str, Any]) -> tuple[str, str]:
     shown = [f"{case['ratio']:.2f} times the speed of {case['slow']}" for case in figures.values()]
     return "a layer of 16 experts against that of transformers, forward and backward", "; ".join(shown)
+
+
+def _study(figures: dict[str, Any]) -> tuple[str, str]:
+    row = figures["arms"]["4 of 16"]
+    return (
+        f"4 of 16 experts beside a dense model at equal training FLOPs, {row['tokens'] / 1e6:.0f}M tokens, "
+        f"{row['seeds']} seeds",
+        f"{row['less_than_dense']:.3f} ± {row['less_than_dense_half']:.3f} held-out bits per byte less",
+    )
 
 
 def _meshes(figures: dict[str, Any]) -> tuple[str, str]:

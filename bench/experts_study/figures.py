@@ -240,7 +240,8 @@ def _gain_chart(study: Study, results: Results) -> str:
     series, crosses = [], []
     lengths = summary(study, results)
     for colour, kind in enumerate(KINDS):
-        ends = [(int(tokens) / 1e6, rows[kind]) for tokens, rows in lengths.items() if kind in rows]
+        beside = 1.02**colour  # the intervals of a length are beside each other
+        ends = [(int(tokens) / 1e6 * beside, rows[kind]) for tokens, rows in lengths.items() if kind in rows]
         if kind == "dense" or not ends:
             continue
         gain = [row["less_than_dense"] for _, row in ends]

@@ -226,6 +226,11 @@ def test_a_column_of_charts() -> None:
     assert "class" not in first.attrib
 
 
+def test_the_scale_holds_the_intervals_of_crosses() -> None:
+    svg = line_chart([Series("a", [1, 2], [1.0, 2.0])], title="t", crosses=[Cross(1, 1.5, "c", y_interval=(-40, 60))])
+    assert ">50<" in svg
+
+
 def test_a_cross_and_names_at_the_ends() -> None:
     line = Series("a family", [1, 10, 100], [1, 2, 3], named_at_end=True)
     svg = line_chart([line], title="t", log_x=True, crosses=[Cross(10, 2, "here & now", (1, 100), (1, 3))])

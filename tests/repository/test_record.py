@@ -121,13 +121,7 @@ def test_results_that_are_kept_come_from_commits_of_this_history():
         pytest.skip("needs the whole history of the repository")
     history = set(git("rev-list", "HEAD").split())
     strange = {name: result["commit"] for name, result in RESULTS.items() if result["commit"] not in history}
-    assert set(strange) <= FROM_BEFORE, strange
-
-
-FROM_BEFORE = {
-    "experts",
-}
-"""Recorded before uncommitted code was refused. Only to shrink."""
+    assert strange == {}
 
 
 def test_a_result_that_is_kept_is_cited():

@@ -158,7 +158,7 @@ def _save() -> str:
     return (
         f"weights and two moments in fp32 are {nbytes / 1e12:.3g} TB; in 30 s that is {nbytes / 30e9:.3g} GB/s, "
         f"{nbytes / 30e9 / 384:.2g} GB/s for each of 384 nodes. Would prove it: time of save and load of such a "
-        "state on a cluster's storage; saving here is synchronous, and its time at that size is not measured"
+        "state on a cluster's storage; saving here is asynchronous, and its time at that size is not measured"
     )
 
 
@@ -174,7 +174,7 @@ def _experts() -> str:
     better = sum(row["less_than_dense"] > row["less_than_dense_half"] for _, row in others)
     return (
         f"held-out bits per byte relative to a dense model of {dense[1]['params_active'] / 1e6:.2g}M parameters at the "
-        f"same FLOPs (less is better; {dense[1]['tokens'] / 1e6:.2g}M tokens, {study['seeds']} seeds, 95 %): {apart}. "
+        f"same FLOPs (less is better; {dense[1]['tokens'] / 1e6:.2g}M tokens, {dense[1]['seeds']} seeds, 95 %): {apart}. "
         f"{better} of {len(others)} gain at this size ([the study](../concepts/model/experts-study.md), `make bench "
         f"NAME=experts`, {_measured('experts')}). {proof}"
     )
@@ -288,4 +288,6 @@ def _measured(name: str) -> str:
     measured = result(name)
     machine = measured["machine"]
     device = machine["gpu"] or f"{machine['cores']} cores of an {machine['processor']}"
+    if "machines" in measured["figures"]:  # the runs were elsewhere
+        device = ", ".join(measured["figures"]["machines"])
     return f"{measured['date'][:10]}, {device} (bench/results/{name}.json)"

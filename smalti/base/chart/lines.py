@@ -91,7 +91,8 @@ def line_chart(
     frame = Frame(title, width, height, legend)
     if not points:
         return frame.empty()
-    y_values = [y for _, y in points] + ([0.0] if from_zero and not log_y else [])
+    ends = [end for cross in crosses for end in (cross.y, *(cross.y_interval or ())) if ok(cross.x, end)]
+    y_values = [y for _, y in points] + ends + ([0.0] if from_zero and not log_y else [])
     x_scale = Scale([x for x, _ in points], frame.left, frame.right, log=log_x)
     y_scale = Scale(y_values, frame.bottom, frame.top, log=log_y, loose=True)
     write_y = format_y or short
