@@ -174,7 +174,8 @@ def _experts() -> str:
     better = sum(row["less_than_dense"] > row["less_than_dense_half"] for _, row in others)
     return (
         f"held-out bits per byte relative to a dense model of {dense[1]['params_active'] / 1e6:.2g}M parameters at the "
-        f"same FLOPs (less is better; {dense[1]['tokens'] / 1e6:.2g}M tokens, {dense[1]['seeds']} seeds, 95 %): {apart}. "
+        f"same FLOPs (less is better; {dense[1]['tokens'] / 1e6:.2g}M tokens, {dense[1]['seeds']} seeds, 95 %): "
+        f"{apart}. "
         f"{better} of {len(others)} gain at this size ([the study](../concepts/model/experts-study.md), `make bench "
         f"NAME=experts`, {_measured('experts')}). {proof}"
     )
