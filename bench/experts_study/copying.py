@@ -5,12 +5,12 @@ induction heads in Olsson et al. 2022, arXiv:2209.11895). Nothing else makes ran
 """
 
 import math
-import tempfile
 from pathlib import Path
 from typing import Any
 
 from experts_study.runs import Study
 from experts_study.settings import Run
+from smalti.config.run import RunConfig
 
 ROWS = 64
 
@@ -25,7 +25,7 @@ def copying(study: Study, runs: list[Run]) -> dict[str, dict[str, Any]]:
         config = study.config(run)
         steps = sorted(int(path.name.split("-")[1]) for path in Path(config.run_folder).glob("checkpoints/step-*"))
         if steps:
-            halves = [_halves(config.run_folder, step, study.size.seq_len) for step in steps]
+            halves = [_halves(config, step) for step in steps]
             rows[run.name] = {
                 "tokens": [step * study.size.batch_tokens for step in steps],
                 "first": [first for first, _ in halves],
@@ -35,20 +35,21 @@ def copying(study: Study, runs: list[Run]) -> dict[str, dict[str, Any]]:
     return rows
 
 
-def _halves(run_folder: str, step: int, seq_len: int) -> tuple[float, float]:
+def _halves(config: RunConfig, step: int) -> tuple[float, float]:
     import torch
     import torch.nn.functional as F
 
-    from smalti.distributed.checkpoint.export import export
-    from smalti.model import huggingface
+    from smalti.distributed.checkpoint.checkpoint import read_model
+    from smalti.model.decoder import Decoder
 
-    with tempfile.TemporaryDirectory() as folder, torch.no_grad():
-        model = huggingface.load(export(run_folder, step=step, output=Path(folder) / "export"))
-        draw = torch.Generator().manual_seed(0)
-        half_BT = torch.randint(256, model.config.vocab_size, (ROWS, seq_len // 2), generator=draw)
-        ids_BT = torch.cat([half_BT, half_BT], dim=1)
-        logits_BTV = model(ids_BT[:, :-1])
-        nats_BT = F.cross_entropy(logits_BTV.flatten(0, 1).float(), ids_BT[:, 1:].flatten(), reduction="none")
-        nats_BT = nats_BT.view(ROWS, -1)
+    model = Decoder(config.model).eval()
+    model.load_state_dict(read_model(f"{config.run_folder}/checkpoints/step-{step:08d}"))
+    draw = torch.Generator().manual_seed(0)
+    half = config.data.seq_len // 2
+    half_BT = torch.randint(256, config.model.vocab_size, (ROWS, half), generator=draw)
+    ids_BT = torch.cat([half_BT, half_BT], dim=1)
+    with torch.no_grad():
+        logits_BTV = model(ids_BT[:, :-1]).value
+    nats_BT = F.cross_entropy(logits_BTV.flatten(0, 1), ids_BT[:, 1:].flatten(), reduction="none").view(ROWS, -1)
     # The first token of the second half follows nothing that it followed before.
-    return nats_BT[:, : seq_len // 2 - 1].mean().item(), nats_BT[:, seq_len // 2 :].mean().item()
+    return nats_BT[:, : half - 1].mean().item(), nats_BT[:, half:].mean().item()
