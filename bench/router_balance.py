@@ -20,6 +20,7 @@ from typing import Any
 from demo_runs import bits_per_byte, prepared, train
 from record import ROOT, RecordOption, record
 
+STEPS = 300
 FROM_STEP, WINDOW = 100, 20
 
 
@@ -77,11 +78,11 @@ def main() -> None:
     """Print the table; ``--record`` also writes bench/results/router_balance.json."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=20, help="how many: 0, 1, 2 ...")
-    parser.add_argument("--steps", type=int, default=300)
+    parser.add_argument("--steps", type=int, default=STEPS)
     parser.add_argument("--also", nargs="*", default=[], metavar="a.b=value", help="overrides of the recipe")
     parser.add_argument("--jobs", type=int, default=2, help="runs at one time, a core each")
     parser.add_argument("--folder", default=str(ROOT / "build" / "bench-router-balance"), help="keeps data and runs")
-    parser.add_argument("--record", action=RecordOption, help="write bench/results/router_balance.json")
+    parser.add_argument("--record", action=RecordOption, help="write bench/results/router_balance*.json")
     options = parser.parse_args()
     if options.steps < FROM_STEP + WINDOW:
         parser.error(f"--steps {options.steps}: at least {FROM_STEP + WINDOW}")
@@ -99,7 +100,8 @@ def main() -> None:
     show(rows, options.steps)
     if options.record:
         figures = {f"{options.seeds} seeds of {options.steps} steps": [asdict(row) for row in rows]}
-        print("wrote", record("router_balance", figures))
+        name = "router_balance" if options.steps == STEPS else f"router_balance-{options.steps}"
+        print("wrote", record(name, figures))
 
 
 if __name__ == "__main__":
