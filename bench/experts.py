@@ -14,8 +14,7 @@ fewer steps.
 
 The same command resumes a stopped study. With ``--record`` it keeps its finished runs in
 bench/results/experts_runs.json until the study is whole, and continues from those of another machine, with the same
-versions of the packages. The longest runs keep their checkpoints; ``--copying`` measures how well they copy from the
-context. ``experts_study/`` has its parts.
+versions of the packages. The longest runs keep their checkpoints. ``experts_study/`` has its parts.
 """
 
 import argparse
@@ -27,7 +26,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from experts_study import copying, corpus, figures, runs
+from experts_study import corpus, figures, runs
 from experts_study.order import all_runs
 from experts_study.settings import MOE, QUICK, Place, Size
 from record import RESULTS, RecordOption, commit_of, machine, record
@@ -145,21 +144,6 @@ def figures_of(study: runs.Study, data: dict[str, Any], results: dict[runs.Run, 
     }
 
 
-def copying_of(study: runs.Study, keep: bool) -> None:
-    """Print the copying of the longest runs whose checkpoints are here; ``keep``: write experts_copying.json too."""
-    length = study.size.lengths[-1]
-    longest = [run for run in study.results() if run.steps == length.steps]
-    rows = copying.copying(study, longest)
-    if not rows:
-        sys.exit(f"no checkpoint of a finished run of {length.steps} steps is in {study.place.folder}")
-    for name, row in rows.items():
-        print(f"\n{name}: million tokens, nats per token of random tokens, and of the same tokens repeated")
-        for tokens, first, second in zip(row["tokens"], row["first"], row["second"], strict=True):
-            print(f"{tokens / 1e6:6.2f} {first:7.3f} {second:7.3f}")
-    if keep:
-        print("wrote", record("experts_copying", rows))
-
-
 def main() -> None:
     """Run the study and print its tables; ``--record`` also writes bench/results/experts.json."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -172,9 +156,6 @@ def main() -> None:
     parser.add_argument("--show", action="store_true", help="only print the tables of the finished runs")
     parser.add_argument("--recorded", action="store_true", help="use the runs of bench/results/experts_runs.json, "
                         "whatever the data and code here")  # fmt: skip
-    parser.add_argument(
-        "--copying", action="store_true", help="measure the checkpoints that the longest runs kept here"
-    )
     parser.add_argument("--record", action=RecordOption, help="write bench/results/experts.json")
     parser.add_argument("--picture", action="store_true", help=f"write {PICTURES.relative_to(ROOT)}/experts-*.svg")
     options = parser.parse_args()
@@ -189,9 +170,6 @@ def main() -> None:
         folder.mkdir(parents=True, exist_ok=True)
         lock(folder)
     study, data = study_of(options, folder)
-    if options.copying:
-        copying_of(study, options.record)
-        return
     if options.recorded or options.show:
         results, speed = shown(study)
     else:
