@@ -81,6 +81,9 @@ def execute(
         results = study.results()
         if others := len(study.recorded) - sum(name in study.recorded for name in runs.by_name(study, results)):
             report(f"{others} recorded runs are of other data, settings or code, and are not used")
+            if keep:
+                report(f"hint: they would be replaced; rename {UNFINISHED.relative_to(ROOT)}, or leave out --record")
+                sys.exit(2)
         every = all_runs(runs.scores(results), study.size, study.seeds, study.grid_seeds)
         hours = forecast.seconds([run for run in every if run not in results]) / 3600
         report(f"{len(every)} runs, {len(results)} finished; {hours:.1f} core-hours left, {hours / jobs:.1f} h in all")
@@ -191,7 +194,7 @@ def main() -> None:
         print(f"the runs come from {len(result['commits'])} commits")
         print("wrote", record("experts", result))
         if not options.recorded:
-            UNFINISHED.unlink(missing_ok=True)
+            UNFINISHED.unlink(missing_ok=True)  # its runs are in the result
 
 
 if __name__ == "__main__":

@@ -86,6 +86,8 @@ def main() -> None:
     options = parser.parse_args()
     if options.steps < FROM_STEP + WINDOW:
         parser.error(f"--steps {options.steps}: at least {FROM_STEP + WINDOW}")
+    if options.record and options.steps == STEPS and options.seeds < 20:
+        parser.error(f"--record --seeds {options.seeds}: at least 20, for the result of {STEPS} steps has so many")
     if options.record and options.also:
         parser.error("--record is for the recipe as it is, without --also")
     folder = prepared(Path(options.folder))

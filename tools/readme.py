@@ -54,10 +54,14 @@ def _experts(figures: dict[str, Any]) -> tuple[str, str]:
 
 def _study(figures: dict[str, Any]) -> tuple[str, str]:
     row = figures["arms"]["4 of 16"]
+    longest = max(run["steps"] for run in figures["runs"])
+    ends = {(run["kind"], run["seed"]): run["bits_per_byte"][-1] for run in figures["runs"] if run["steps"] == longest}
+    gains = [ends["dense", seed] - end for (kind, seed), end in ends.items() if kind == "4 of 16"]
     return (
-        f"4 of 16 experts beside a dense model at equal training FLOPs, {row['tokens'] / 1e6:.0f}M tokens, "
+        f"4 of 16 experts beside a dense model at equal training FLOPs, {row['tokens'] / 1e6:.1f}M tokens, "
         f"{row['seeds']} seeds",
-        f"{row['less_than_dense']:.3f} ± {row['less_than_dense_half']:.3f} held-out bits per byte less",
+        f"{row['less_than_dense']:.3f} ± {row['less_than_dense_half']:.3f} held-out bits per byte less; the seeds "
+        f"{min(gains):.2f} to {max(gains):.2f}",
     )
 
 

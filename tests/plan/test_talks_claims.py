@@ -49,16 +49,16 @@ def _evidence(talk: str, line: int) -> str:
 
 def test_what_is_recorded_is_read_and_what_is_not_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Results come and go; the page says of each what is there."""
-    found = result("experts")["figures"]["arms"]["2 of 8"]["less_than_dense"]
-    assert f"2 of 8 {-found:+.3f}" in _evidence("dbrx", 667)
+    found = result("experts")["figures"]["arms"]["4 of 16"]["less_than_dense"]
+    assert f"4 of 16 {-found:+.3f}" in _evidence("dbrx", 667)
     assert "planned over measured time is" in _evidence("blog", 58)
     shutil.copy(claims.RESULTS / "experts.json", tmp_path)
     monkeypatch.setattr(claims, "RESULTS", tmp_path)
     changed = json.loads((tmp_path / "experts.json").read_text())
-    changed["figures"]["arms"]["2 of 8"]["less_than_dense"] = 0.5
+    changed["figures"]["arms"]["4 of 16"]["less_than_dense"] = 0.5
     (tmp_path / "experts.json").write_text(json.dumps(changed))
-    assert "2 of 8 -0.500" in _evidence("dbrx", 667)
-    assert "1 of 3 gain" in _evidence("dbrx", 667)
+    assert "4 of 16 -0.500" in _evidence("dbrx", 667)
+    assert "1 of 1 gain; at 1.05M tokens 0 of 5 gain" in _evidence("dbrx", 667)
     assert "No recorded step of an MoE model" in _evidence("blog", 58)
     (tmp_path / "experts.json").unlink()
     assert "is not recorded" in _evidence("dbrx", 667)

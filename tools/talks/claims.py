@@ -171,12 +171,16 @@ def _experts() -> str:
     apart = ", ".join(
         f"{name} {-row['less_than_dense']:+.3f} ± {row['less_than_dense_half']:.3f}" for name, row in others
     )
-    better = sum(row["less_than_dense"] > row["less_than_dense_half"] for _, row in others)
+    shortest = min(study["lengths"], key=int)
+    better, at_first = (
+        f"{sum(row['less_than_dense'] > row['less_than_dense_half'] for row in rows.values())} of {len(rows) - 1} gain"
+        for rows in (study["arms"], study["lengths"][shortest])
+    )
     return (
         f"held-out bits per byte relative to a dense model of {dense[1]['params_active'] / 1e6:.2g}M parameters at the "
-        f"same FLOPs (less is better; {dense[1]['tokens'] / 1e6:.2g}M tokens, {dense[1]['seeds']} seeds, 95 %): "
+        f"same FLOPs (less is better; {dense[1]['tokens'] / 1e6:.3g}M tokens, {dense[1]['seeds']} seeds, 95 %): "
         f"{apart}. "
-        f"{better} of {len(others)} gain at this size ([the study](../concepts/model/experts-study.md), `make bench "
+        f"{better}; at {int(shortest) / 1e6:.3g}M tokens {at_first} ([the study](../concepts/model/experts-study.md), `make bench "
         f"NAME=experts`, {_measured('experts')}). {proof}"
     )
 
