@@ -180,8 +180,8 @@ def _experts() -> str:
         f"held-out bits per byte relative to a dense model of {dense[1]['params_active'] / 1e6:.2g}M parameters at the "
         f"same FLOPs (less is better; {dense[1]['tokens'] / 1e6:.3g}M tokens, {dense[1]['seeds']} seeds, 95 %): "
         f"{apart}. "
-        f"{better}; at {int(shortest) / 1e6:.3g}M tokens {at_first} ([the study](../concepts/model/experts-study.md), `make bench "
-        f"NAME=experts`, {_measured('experts')}). {proof}"
+        f"{better}; at {int(shortest) / 1e6:.3g}M tokens {at_first} "
+        f"([the study](../concepts/model/experts-study.md), `make bench NAME=experts`, {_measured('experts')}). {proof}"
     )
 
 
