@@ -28,7 +28,7 @@ from typing import Any
 
 from experts_study import corpus, figures, runs
 from experts_study.order import all_runs
-from experts_study.settings import MOE, QUICK, Place, Size
+from experts_study.settings import MOE, QUICK, Place, Run, Size
 from record import RESULTS, RecordOption, commit_of, machine, record
 
 from smalti.base.chart import standalone
@@ -43,10 +43,14 @@ def study_of(options: argparse.Namespace, folder: Path) -> tuple[runs.Study, dic
     """Return the study, with its data prepared, and the description of the data."""
     size = QUICK if options.quick else Size()
     unfinished = json.loads(UNFINISHED.read_text())["figures"] if UNFINISHED.exists() else {}
-    versions = {package["name"]: package["version"] for package in unfinished.get("packages", [])}
+    recorded, versions = unfinished.get("runs", {}), {p["name"]: p["version"] for p in unfinished.get("packages", [])}
     try:
         if options.recorded:
-            tokens, data = folder, {"packages": unfinished.get("packages", []), "sources": {}}
+            figures_then = json.loads((RESULTS / "experts.json").read_text())["figures"]
+            tokens, data = folder, figures_then["data"]
+            recorded = {
+                Run(row["kind"], row["steps"], row["lr"], row["seed"]).name: row for row in figures_then["runs"]
+            }
         else:
             tokens, data = corpus.read(folder, size) if options.show else corpus.prepare(folder, size, versions)
     except corpus.NoData as error:
@@ -65,7 +69,7 @@ def study_of(options: argparse.Namespace, folder: Path) -> tuple[runs.Study, dic
         code=runs.code_digest(),
         commit=commit_of(ROOT),
         machine=str(machine()["gpu" if device == "cuda" else "processor"]),
-        recorded=unfinished.get("runs", {}),
+        recorded=recorded,
         only_recorded=options.recorded,
     )
     return study, data
@@ -157,7 +161,7 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=2, help="runs at one time, a core each; a GPU takes several")
     parser.add_argument("--folder", default=str(ROOT / "build" / "bench-experts"), help="where data and runs are kept")
     parser.add_argument("--show", action="store_true", help="only print the tables of the finished runs")
-    parser.add_argument("--recorded", action="store_true", help="use the runs of bench/results/experts_runs.json, "
+    parser.add_argument("--recorded", action="store_true", help="use the runs of bench/results/experts.json, "
                         "whatever the data and code here")  # fmt: skip
     parser.add_argument("--record", action=RecordOption, help="write bench/results/experts.json")
     parser.add_argument("--picture", action="store_true", help=f"write {PICTURES.relative_to(ROOT)}/experts-*.svg")
@@ -168,8 +172,8 @@ def main() -> None:
     if options.show and options.record:
         parser.error("--record needs all runs: leave out --show")
     if options.recorded and (options.quick or options.show):
-        parser.error("--recorded shows the runs of bench/results/experts_runs.json: leave out --quick and --show")
-    if not options.show:
+        parser.error("--recorded shows the runs of bench/results/experts.json: leave out --quick and --show")
+    if not (options.show or options.recorded):
         folder.mkdir(parents=True, exist_ok=True)
         lock(folder)
     study, data = study_of(options, folder)

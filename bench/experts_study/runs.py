@@ -83,7 +83,7 @@ class Study:
     recorded: dict[str, Result] = field(default_factory=dict)
     """Results of earlier, unfinished studies by the names of their folders."""
     only_recorded: bool = False
-    """Whether recorded results count whatever their data and code, and nothing else does."""
+    """Whether results are those of ``recorded`` alone, by the names of runs, whatever their data and code."""
 
     def config(self, run: Run) -> RunConfig:
         """Return the config of a run; the name of its folder ends with its key."""
@@ -93,7 +93,7 @@ class Study:
     def result(self, run: Run) -> Result | None:
         """Return the result of a run; None if it is not finished."""
         if self.only_recorded:
-            return next((row for name, row in self.recorded.items() if name.rsplit("-", 1)[0] == run.name), None)
+            return self.recorded.get(run.name)
         path = result_path(self.config(run))
         return json.loads(path.read_text()) if path.exists() else self.recorded.get(path.stem)
 

@@ -246,7 +246,7 @@ def filled(study: runs.Study) -> dict[Run, runs.Result]:
         losses = [(score - 1) * 30 * (times * flops * step) ** -0.1 + 0.001 * run.seed for step in at]
         results[run] = {
             "eval_steps": at, "bits_per_byte": losses, "by_source": {"code": 1.0, "prose": 2.0},
-            "flops_per_step": flops, "tokens_per_s": 1000.0, "train_s": 1.0, "commits": ["abc"],
+            "flops_per_step": flops, "tokens_per_s": 1000.0, "train_s": 1.0, "commits": ["abc"], "machine": "m",
         }  # fmt: skip
     return results
 
@@ -312,7 +312,7 @@ def test_a_study_is_continued_with_the_same_versions_of_packages(
 
 def test_recorded_runs_are_shown_without_their_data(study: runs.Study) -> None:
     row = {"eval_steps": [256], "bits_per_byte": [2.2]}
-    recorded = replace(study, recorded={"dense-256-lr0.001-0-8669d541d895": row})
+    recorded = replace(study, recorded={"dense-256-lr0.001-0": row})
     assert recorded.results() == {}, "a result of other data"
     assert replace(recorded, only_recorded=True).results() == {Run("dense", 256, 1e-3, 0): row}
 
