@@ -46,6 +46,7 @@ EVENTS: dict[str, str] = {
     "fault_injected": "a fault of the section chaos is about to happen to this rank",
     "rank_died": "a rank ended by a signal or with an error",
     "rank_hung": "a rank made no progress; it and the others were killed",
+    "straggler": "the own work of a rank takes longer than that of the others; once until it is no longer slow",
     "rank_unresponsive": "a rank did not respond to the others, which ended; it was killed",
     "attempt_ended": "all ranks of an attempt have ended",
     "run_finished": "the last step is finished and saved",

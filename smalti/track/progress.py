@@ -24,7 +24,7 @@ SLOT_BYTES = 256
 _TRIES = 1000
 _HEAD = struct.Struct("<Q")
 """A counter that is odd while the slot is written."""
-_BODY = struct.Struct("<IIIIQQQqqqq16qQQ")
+_BODY = struct.Struct("<IIIIQQQqqqq16qQQqqq")
 
 
 class Phase(IntEnum):
@@ -51,7 +51,9 @@ class Phase(IntEnum):
 
 TRAINING = (Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER)
 """The phases of a step."""
-STEP = (Phase.DATA, *TRAINING, Phase.OTHER)
+WORK = (Phase.DATA, *TRAINING)
+"""The phases whose own work is recorded."""
+STEP = (*WORK, Phase.OTHER)
 """The phases that are repeated when a step is lost."""
 
 
@@ -74,8 +76,9 @@ class Progress:
     """CLOCK_MONOTONIC at the start of the process's slot."""
     opened_wall_ns: int
     """Time of day then, in ns since 1970."""
-    work_ns: int
-    """Processor time of the process in the phases of a step: waiting for other ranks is not part of it."""
+    work_ns: tuple[int, ...]
+    """The rank's own work in each of ``WORK``, without waiting for other ranks: processor time of the main thread, and
+    in ``DATA`` the time until its own batch was there. On a GPU: the work of starting kernels, not theirs."""
     spent_ns: tuple[int, ...]
     """Time in each finished phase so far, by ``Phase``."""
     lacks_batch: bool = False
@@ -88,6 +91,10 @@ class Progress:
     def in_phase_s(self, now_ns: int) -> float:
         """Return the seconds in the present phase at ``now_ns`` of CLOCK_MONOTONIC."""
         return max(0, now_ns - self.began_ns) / 1e9
+
+    def work_s(self, phase: Phase) -> float:
+        """Return the seconds of own work in the phases of that kind, one of ``WORK``."""
+        return self.work_ns[WORK.index(phase)] / 1e9
 
     def spent_s(self, phase: Phase) -> float:
         """Return the seconds in the finished phases of that kind."""
@@ -121,7 +128,8 @@ class ProgressWriter:
         self._lacks_batch, self._beats = False, 0
         self._row_tokens = 0
         self._opened_ns, self._opened_wall_ns = time.monotonic_ns(), time.time_ns()
-        self._began_ns, self._work_began_ns, self._work_ns = self._opened_ns, 0, 0
+        self._began_ns, self._work_began_ns = self._opened_ns, 0
+        self._work_ns = dict.fromkeys(WORK, 0)
         self._spent_ns = [0] * 16
         self._write(0)
 
@@ -136,12 +144,10 @@ class ProgressWriter:
             return
         now_ns = time.monotonic_ns()
         self._spent_ns[self.phase] += now_ns - self._began_ns
-        if (phase in TRAINING) != (self.phase in TRAINING):
-            work_ns = time.process_time_ns()
-            if phase in TRAINING:
-                self._work_began_ns = work_ns
-            else:
-                self._work_ns += work_ns - self._work_began_ns
+        work_ns = time.thread_time_ns()
+        if self.phase in TRAINING:
+            self._work_ns[self.phase] += work_ns - self._work_began_ns
+        self._work_began_ns = work_ns
         self.phase, self._began_ns = phase, now_ns
         self._lacks_batch = False
         self._count += 1
@@ -155,8 +161,9 @@ class ProgressWriter:
         """Return the seconds of finished phases of steps so far, with waits for data; None: not recorded."""
         return sum(self._spent_ns[phase] for phase in STEP) / 1e9
 
-    def wait_for_batch(self, lacks: bool) -> None:
-        """Record whether this rank itself lacks its next batch, until the next phase."""
+    def wait_for_batch(self, lacks: bool, waited_s: float = 0.0) -> None:
+        """Record whether this rank itself lacks its next batch, until the next phase, and how long it waited for it."""
+        self._work_ns[Phase.DATA] += round(waited_s * 1e9)
         if lacks != self._lacks_batch:
             self._lacks_batch = lacks
             self._write(self.collectives())
@@ -185,10 +192,11 @@ class ProgressWriter:
     def _write(self, collectives: int) -> None:
         body = self._offset + _HEAD.size
         _HEAD.pack_into(self._map, self._offset, self._sequence + 1)
+        data, forward, backward, optimizer = self._work_ns.values()
         _BODY.pack_into(
             self._map, body, self._rank, self._pid, self.phase, self._lacks_batch, self._step, self._count, collectives,
-            self._began_ns, self._opened_ns, self._opened_wall_ns, self._work_ns, *self._spent_ns, self._beats,
-            self._row_tokens,
+            self._began_ns, self._opened_ns, self._opened_wall_ns, forward, *self._spent_ns, self._beats,
+            self._row_tokens, data, backward, optimizer,
         )  # fmt: skip
         self._sequence += 2
         _HEAD.pack_into(self._map, self._offset, self._sequence)
@@ -221,7 +229,7 @@ class NoProgress:
         """Keep the phase."""
         self.phase = phase
 
-    def wait_for_batch(self, lacks: bool) -> None:
+    def wait_for_batch(self, lacks: bool, waited_s: float = 0.0) -> None:
         """Do nothing."""
 
     def beat(self) -> None:
@@ -242,7 +250,7 @@ class NoProgress:
 
 def unopened(rank: int, pid: int) -> Progress:
     """Return what is known of a rank that has not opened its slot: it is behind every other."""
-    return Progress(rank, pid, Phase.INIT, 0, -1, 0, 0, 0, 0, 0, (0,) * 16)
+    return Progress(rank, pid, Phase.INIT, 0, -1, 0, 0, 0, 0, (0,) * len(WORK), (0,) * 16)
 
 
 def read_slots(path: Path) -> list[Progress]:
@@ -266,10 +274,10 @@ def _read(mapped: mmap.mmap, offset: int) -> Progress | None:
         if before % 2 == 0 and before == _HEAD.unpack_from(mapped, offset)[0]:
             break
     # A slot that stays odd is of a rank that was killed or stopped while it wrote; what it holds is still about right.
-    rank, pid, phase, lacks_batch, step, count, collectives, began, opened, wall, work, *spent, beats, row_tokens = (
-        values
-    )
+    rank, pid, phase, lacks_batch, step, count, collectives, began, opened, wall, forward, *rest = values
+    *spent, beats, row_tokens, data, backward, optimizer = rest
     if opened == 0:
         return None
+    work = (data, forward, backward, optimizer)
     return Progress(rank, pid, Phase(phase), step, count, collectives, began, opened, wall, work, tuple(spent),
                     bool(lacks_batch), beats, row_tokens)  # fmt: skip

@@ -72,12 +72,11 @@ class Chaos(Hook):
         self._forward_began_s = 0.0
         if not self._left:
             return
-        job.state.progress = cast(ProgressWriter, _Watched(job.state.progress, self.entered))
+        job.state.progress = cast(ProgressWriter, _Watched(job.state.progress, self._slow_down, self.entered))
         self._wrap_batches({fault.step: fault for fault in self._left if fault.kind == "stuck_data"})
 
     def entered(self, phase: Phase) -> None:
         """Inject the faults that are due at the start of this phase."""
-        self._slow_down(phase)
         for fault in [fault for fault in self._left if fault.kind != "corrupt_shard" and self._is_due(fault, phase)]:
             self._record(fault)
             if fault.kind == "slow_rank":
@@ -139,16 +138,17 @@ class Chaos(Hook):
 
 
 class _Watched:
-    """A slot that reports each phase after it was entered."""
+    """A slot that reports each phase before and after it was entered."""
 
-    def __init__(self, slot: Any, entered: Callable[[Phase], None]) -> None:
-        self._slot, self._entered = slot, entered
+    def __init__(self, slot: Any, enters: Callable[[Phase], None], entered: Callable[[Phase], None]) -> None:
+        self._slot, self._enters, self._entered = slot, enters, entered
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._slot, name)
 
     def enter(self, phase: Phase, **changes: int | None) -> None:
         """Enter the phase."""
+        self._enters(phase)
         self._slot.enter(phase, **changes)
         self._entered(phase)
 

@@ -45,6 +45,7 @@ from smalti.train.saving import peer_memory
 from smalti.train.schedule import LearningRate
 from smalti.train.sharded_model import check_origin, describe, sharded
 from smalti.train.step import ForwardBackward, Loss, StatefulLoss, TrainState, one_by_one
+from smalti.train.stragglers import compare_ranks
 from smalti.train.weight_average import WeightAverage
 from smalti.train.weights import keep_tokenizer
 
@@ -223,6 +224,7 @@ def _hooks(config: JobConfig, world: World) -> tuple[Hook, ...]:
         *checkpoint_copies.watch(config),
         *forgetting.watch(config),
         *profile.of_config(config.profile, world.world_size),
+        *compare_ranks(world),
     )
 
 

@@ -202,8 +202,9 @@ class _Loop:
         self.job.state.progress.enter(Phase.DATA, step=step, row_tokens=row_tokens)
         self.garbage.collect_if_due(self.job.state.step + 1)
         while self.agreed.lacks_batch and not self.agreed.stop:
+            began_s = clock.now_s()
             has_batch = self.batches.wait(_VOTE_EVERY_S)
-            self.job.state.progress.wait_for_batch(not has_batch)
+            self.job.state.progress.wait_for_batch(not has_batch, clock.now_s() - began_s)
             self._vote.start(self.signals.requested, 0, 0, not has_batch, self.saving.is_writing)
             self._agree()
 

@@ -24,7 +24,7 @@ def slot(rank: int, opened_s: float, phase: Phase, step: int = 0, **spent_s: flo
     for name, time_s in spent_s.items():
         spent[Phase[name.upper()]] = round(time_s * S)
     return Progress(
-        rank, 100 + rank, phase, step, 9, 0, 5 * S + sum(spent), 5 * S, round(opened_s * S), 0, tuple(spent)
+        rank, 100 + rank, phase, step, 9, 0, 5 * S + sum(spent), 5 * S, round(opened_s * S), (0,) * 4, tuple(spent)
     )
 
 

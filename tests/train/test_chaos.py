@@ -141,8 +141,8 @@ def test_a_slow_rank_takes_longer_in_its_forward_passes_alone(tmp_path) -> None:
     config = _config(tmp_path, planned, duration="20step")
     _fit(config)
     (slot,) = read_slots(slot_file(RunFolder.read(config.run_folder).log_folder(0), 0))
-    assert slot.spent_s(Phase.BACKWARD) > 3 * slot.spent_s(Phase.FORWARD), "the time is spent as the pass ends"
-    assert slot.work_ns / 1e9 > 0.15 * slot.spent_s(Phase.BACKWARD), "of the processor, which others may use too"
+    assert slot.spent_s(Phase.FORWARD) > 3 * slot.spent_s(Phase.BACKWARD)
+    assert slot.work_s(Phase.FORWARD) > 0.15 * slot.spent_s(Phase.FORWARD), "of the processor, which others use too"
 
 
 def test_a_full_disk_refuses_the_checkpoints_of_the_rank(tmp_path) -> None:

@@ -19,6 +19,7 @@ from smalti.track.report.read import RunRecord, get, read_run
 from smalti.track.report.words import event_words, score_words, whole_steps
 from smalti.track.report.worse import worse_in_stages
 from smalti.track.run import RunFolder
+from smalti.track.stragglers import notes as stragglers
 
 _SHOWN = ("loss/train/total", "time/token", "time/train", "throughput/tokens_per_sec", "throughput/device/mfu")
 _PARTS = ("checkpoints", "export", "logs", "evals", "tokenizer", "profile")
@@ -67,7 +68,7 @@ def about(folder: Path, *, n_events: int, usd_per_hour: float | None = None) -> 
         "bytes": sizes_bytes(folder),
         "checkpoints": [each.to_json() for each in checkpoints(folder, run.events)],
         "plan": plan,
-        "notes": [*([note] if note else []), *(each.words() for each in worse_in_stages(run))],
+        "notes": [*([note] if note else []), *(each.words() for each in worse_in_stages(run)), *stragglers(run.events)],
     }
 
 

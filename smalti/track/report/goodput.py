@@ -9,6 +9,7 @@ from smalti.track.goodput import BUCKETS, Interruption, Ledger, ledger, read_his
 from smalti.track.report.html import row, table, wide_and_narrow
 from smalti.track.report.interruptions import how_detected, what_happened, what_was_done
 from smalti.track.report.read import RunRecord, smooth
+from smalti.track.stragglers import notes as stragglers
 
 _ARROWS = 40
 """Most interruptions in the plot: the last ones."""
@@ -32,7 +33,8 @@ def goodput_section(run: RunRecord) -> str:
         f"{format_frac(result.goodput_frac)} of {format_seconds(result.total_s)} of rank time in "
         f"{format_seconds(result.wall_s)} were steps that are part of the run."
     )
-    return f'<h2>Goodput</h2><p class="note">{escape(note)}</p><figure>{chart}</figure>' + table(_COLUMNS, rows)
+    slow = "".join(f'<p class="note bad">{escape(words)}</p>' for words in stragglers(run.events))
+    return f'<h2>Goodput</h2><p class="note">{escape(note)}</p>{slow}<figure>{chart}</figure>' + table(_COLUMNS, rows)
 
 
 def interruptions_chart(run: RunRecord, result: Ledger, *, width: int) -> str:
