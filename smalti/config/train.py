@@ -6,6 +6,7 @@ from pydantic import Field, model_validator
 
 from smalti.config.durations import LengthConfig
 from smalti.config.ema import EmaConfig
+from smalti.config.health import HealthConfig
 from smalti.config.optimizer import OPTIMIZERS, OptimizerConfig
 from smalti.config.parallel import ParallelConfig
 from smalti.config.restart import RestartConfig
@@ -189,6 +190,8 @@ class TrainConfig(LengthConfig):
     """Checkpoints."""
     restart: RestartConfig = RestartConfig()
     """Restarts after faults."""
+    health: HealthConfig | None = placement(None)
+    """A check of the node after faults that may be its own, and when training is slow. Absent: none."""
     log_every: Cadence = placement("1step")
     """How often metrics are written."""
     eval_every: Cadence = placement("0.1run")
@@ -200,6 +203,16 @@ class TrainConfig(LengthConfig):
     def moments(self) -> int:
         """Tensors in fp32 beside each trained parameter: the optimizer's moments, and the average of weights."""
         return OPTIMIZERS[self.optimizer.name].moments + (self.ema is not None)
+
+    @model_validator(mode="after")
+    def _health_has_an_effect(self) -> Self:
+        if self.health is not None and self.restart.attempts == 0:
+            raise NotAllowed(
+                "train.health has no effect with train.restart.attempts=0",
+                allowed="a check before a restart, or neither",
+                hint="remove train.health, or set train.restart.attempts=100",
+            )
+        return self
 
     @model_validator(mode="after")
     def _microbatch_fits_the_batch(self) -> Self:

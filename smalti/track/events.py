@@ -47,6 +47,7 @@ EVENTS: dict[str, str] = {
     "rank_died": "a rank ended by a signal or with an error",
     "rank_hung": "a rank made no progress; it and the others were killed",
     "straggler": "the own work of a rank takes longer than that of the others; once until it is no longer slow",
+    "node_checked": "the command of train.health has run on this node; with its result and last lines",
     "rank_unresponsive": "a rank did not respond to the others, which ended; it was killed",
     "attempt_ended": "all ranks of an attempt have ended",
     "run_finished": "the last step is finished and saved",

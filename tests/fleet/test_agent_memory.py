@@ -76,7 +76,7 @@ def test_the_planner_counts_two_copies(tmp_path: Path) -> None:
 
 def test_a_newer_copy_is_progress_between_attempts(tmp_path: Path, shared: Path) -> None:
     folder = RunFolder.join(tmp_path, 0)
-    restarts = Restarts(RestartConfig(no_progress=2), folder, memory=shared)
+    restarts = Restarts(RestartConfig(no_progress=2), folder, 2, memory=shared)
     fault = Outcome(ExitCode.RETRY, "a rank was killed", cause="killed", rank=1)
     for step in range(1, 6):
         (shared / f"step-{step:08d}").mkdir()

@@ -180,7 +180,7 @@ def _as_agent(loaded: "Loaded[RunConfig]", arguments: list[str], *, fork: "Fork 
             outcome = agent.run(
                 command, ranks=parallel.ranks, folder=folder, threads=parallel.threads, at_end=ended, again=again,
                 restart=loaded.config.train.restart, fits=lambda ranks: preflight.fits(loaded.config, ranks),
-                limits=preflight.limits(loaded.config), memory=memory,
+                limits=preflight.limits(loaded.config), memory=memory, health=loaded.config.train.health,
             )  # fmt: skip
     finally:
         folder.close()

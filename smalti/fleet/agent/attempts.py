@@ -10,9 +10,12 @@ from smalti.base.env import fleet_queued_s
 from smalti.base.errors import ExitCode, RetryableError
 from smalti.base.log import get
 from smalti.base.machine import cpu_count
+from smalti.config.health import HealthConfig
 from smalti.config.restart import RestartConfig
+from smalti.fleet.agent.health import check_node
 from smalti.fleet.agent.judge import judge, last_step
 from smalti.fleet.agent.outcome import Outcome
+from smalti.fleet.agent.pauses import Pauses
 from smalti.fleet.agent.record import record
 from smalti.fleet.agent.requests import StopRequests
 from smalti.fleet.agent.restarts import Restarts
@@ -54,12 +57,14 @@ def run(
     fits: Callable[[int], bool] = lambda ranks: True,
     limits: Limits | None = None,
     memory: Path | None = None,
+    health: HealthConfig | None = None,
 ) -> Outcome:
     """Run attempts of ``command`` on ``ranks`` local ranks until the run is done or no attempt may follow.
 
     After a fault the next one follows as ``restart`` says, after ``oom`` with half the microbatch in any case;
     ``again`` opens it. ``fits``: whether the run can be laid out on fewer ranks. ``threads``: CPU threads of each rank,
     "auto" for cores / ranks. ``limits``: a rank that makes no progress for longer is killed; None: none is.
+    ``health``: the check of this node before a restart; None: none.
     ``memory``: the folder of shared memory for copies of the state, from which the next attempt resumes; None: none.
     ``grace_s``: how long the other ranks have to end by themselves once one is dead.
     ``stop_s``: how long they have to save after SIGTERM or Ctrl-C. ``at_end`` is called with the outcome of each
@@ -67,19 +72,21 @@ def run(
     cannot be written before a rank is started; later the outcome is returned all the same.
     """
     patience = _Patience(grace_s, stop_s, limits)
-    restarts = Restarts(restart, folder, fits, memory)
+    restarts = Restarts(restart, folder, ranks, fits, memory)
     wanted, least, queued_s = ranks, None, fleet_queued_s()
     with StopRequests() as requests:
         while True:
             count = max(1, cpu_count() // ranks) if threads == "auto" else int(threads)
 
             def decide(outcome: Outcome, attempt: RunFolder = folder, ranks: int = ranks) -> Outcome:
-                stops = again is None or requests.any
-                return outcome if stops else restarts.decide(outcome, attempt, ranks)
+                if again is None or requests.any:
+                    return outcome
+                return check_node(restarts.decide(outcome, attempt, ranks), attempt, health, requests)
 
+            pauses = Pauses(folder.path, health, grow_after_s=restarts.grow_after_s(ranks))
             outcome = _attempt(
                 command, folder, requests, decide, ranks=ranks, ranks_wanted=wanted, threads=count, patience=patience,
-                memory=memory, queued_s=queued_s,
+                memory=memory, queued_s=queued_s, pauses=None if again is None else pauses,
             )  # fmt: skip
             queued_s = 0.0
             if at_end is not None:
@@ -133,6 +140,7 @@ def _attempt(
     patience: _Patience,
     memory: Path | None,
     queued_s: float,
+    pauses: Pauses | None,
 ) -> Outcome:
     assert folder.attempt is not None
     events = folder.event_log()
@@ -153,7 +161,7 @@ def _attempt(
             memory=memory,
         )
         slots = slot_file(folder.log_folder(), 0)
-        watch = Watch(started, requests, patience.grace_s, patience.stop_s, slots, patience.limits)
+        watch = Watch(started, requests, patience.grace_s, patience.stop_s, slots, patience.limits, pauses)
         try:
             watch.wait()
         finally:

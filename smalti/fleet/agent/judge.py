@@ -8,6 +8,7 @@ from typing import Any
 
 from smalti.base.errors import ExitCode
 from smalti.fleet.agent.outcome import Outcome
+from smalti.fleet.agent.pauses import Pause
 from smalti.fleet.agent.watch import UNSAVED, Watch
 from smalti.fleet.agent.watchdog import Hang
 from smalti.fleet.launch.local import LOST_PEER, Rank
@@ -39,7 +40,8 @@ def judge(watch: Watch, folder: RunFolder) -> Outcome:
         return _with_value_not_finite(outcome, folder) if outcome.code == ExitCode.CHECK_FAILED else outcome
     if watch.stopped_by is None:
         return Outcome(ExitCode.DONE, f"finished after step {step}", printed=True)
-    return _stopped(watch.stopped_by, watch, folder, step)
+    outcome = _stopped(watch.stopped_by, watch, folder, step)
+    return outcome if watch.pause is None or watch.requests.any else _paused(watch.pause, outcome, step)
 
 
 def _killed_at_once(folder: RunFolder, step: int) -> Outcome:
@@ -47,6 +49,14 @@ def _killed_at_once(folder: RunFolder, step: int) -> Outcome:
     since = "of this run" if saved is None else f"since the checkpoint of step {saved}"
     reason = f"stopped at once by the second Ctrl-C after step {step}; nothing {since} was saved"
     return Outcome(ExitCode.INTERRUPTED, reason, hint=_RESUME if saved is not None else _START_OVER)
+
+
+def _paused(pause: Pause, outcome: Outcome, step: int) -> Outcome:
+    """Return the outcome of ranks that were asked to save and end without a fault; some may not have."""
+    if outcome.code == ExitCode.DONE:
+        return outcome
+    saved = "" if outcome.code == ExitCode.RETRY else f"; {outcome.reason}"
+    return Outcome(ExitCode.RETRY, f"{pause.words}, after step {step}{saved}", cause=pause.cause, step=step)
 
 
 def _stopped(by: signal.Signals, watch: Watch, folder: RunFolder, step: int) -> Outcome:

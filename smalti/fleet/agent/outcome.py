@@ -7,6 +7,8 @@ from typing import Literal
 from smalti.config.restart import Cause
 from smalti.track.sinks.console import wants_live
 
+PAUSES = ("slow", "grow")
+"""Causes that are no faults: the attempt was ended after a save."""
 _SHOW_CURSOR = "\x1b[?25h"
 
 
@@ -22,8 +24,9 @@ class Outcome:
     hint: str | None = None
     printed: bool = False
     """Rank 0 has printed the error on the terminal."""
-    cause: Cause | Literal["oom"] | None = None
-    """``oom``: a rank ran out of memory; else a ``Cause`` of train.restart. None: no fault."""
+    cause: Cause | Literal["oom", "grow"] | None = None
+    """``oom``: a rank ran out of memory; ``grow``: the run is to continue on all of its ranks; else a ``Cause`` of
+    train.restart. None: no fault."""
     rank: int | None = None
     """The rank that caused it."""
     step: int = 0
@@ -35,7 +38,7 @@ class Outcome:
     restarts: bool = False
     """The agent starts the next attempt."""
     next_ranks: int | None = None
-    """Its number of ranks if they are fewer than before."""
+    """Its number of ranks if that changes."""
     wait_s: float = 0.0
     """Seconds until then."""
 
@@ -49,7 +52,7 @@ def announce(outcome: Outcome) -> None:
         return
     if wants_live(sys.stderr):
         sys.stderr.write(f"\n{_SHOW_CURSOR}")
-    lines = [f"error: {outcome.reason}"]
+    lines = [f"{'note' if outcome.restarts and outcome.cause in PAUSES else 'error'}: {outcome.reason}"]
     if outcome.details and not outcome.printed:
         lines += ["last lines of its log:", *(f"  {line}" for line in outcome.details)]
     lines += [f"hint: {outcome.hint}"] if outcome.hint else []

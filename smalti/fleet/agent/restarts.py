@@ -1,7 +1,8 @@
 """Decides after each attempt whether the next one follows, and on how many ranks.
 
 Not repeated: usage and failed checks (2, 3), a requested stop, and an exception whose traceback was seen before at the
-same step. Attempts in a row without a newer checkpoint end the command, whatever their causes.
+same step. Attempts in a row without a newer checkpoint end the command, whatever their causes. A run on fewer ranks
+grows again after some time.
 """
 
 import re
@@ -12,6 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from smalti.base.errors import ExitCode, RetryableError
+from smalti.config.durations import to_seconds
 from smalti.config.restart import RestartConfig
 from smalti.fleet.agent.outcome import Outcome
 from smalti.track.checkpoints.names import complete, step_of
@@ -32,12 +34,14 @@ class Restarts:
         self,
         config: RestartConfig,
         folder: RunFolder,
+        ranks: int,
         fits: Callable[[int], bool] = lambda ranks: True,
         memory: Path | None = None,
     ):
-        """fits: whether the run can be laid out on so many ranks. memory: folder of copies in shared memory."""
+        """ranks: of the run. fits: whether it can be laid out on so many. memory: folder of copies in shared memory."""
         self.config = config
         self._fits, self._memory = fits, memory
+        self._wanted, self._shrunk = ranks, 0
         self._used: Counter[str] = Counter()
         self._tracebacks: set[tuple[int, str]] = set()
         self._saved = self._saved_step(folder)
@@ -45,12 +49,22 @@ class Restarts:
         self._failed: list[int | None] = []
         """The rank that failed in each attempt since the last restart on fewer ranks."""
 
+    def grow_after_s(self, ranks: int) -> float | None:
+        """Return how long an attempt on so many ranks lasts before the run grows again; None: for ever."""
+        after_s = to_seconds(self.config.grow_after)
+        assert after_s is not None
+        return None if ranks == self._wanted or not self._shrunk else after_s * 2 ** (self._shrunk - 1)
+
     def decide(self, outcome: Outcome, folder: RunFolder, ranks: int) -> Outcome:
         """Return the outcome with the next attempt (``restarts``, ``next_ranks``, ``wait_s``), or with the reason why
         there is none."""
         if outcome.code not in (ExitCode.BUG, ExitCode.RETRY) or outcome.cause is None or outcome.cause == "oom":
             return outcome
-        if any(event["event"] == "stopped" and event["attempt"] == folder.attempt for event in folder.events()):
+        if outcome.cause == "grow":
+            hint = f"the next attempt starts by itself on all {self._wanted} ranks"
+            return replace(outcome, restarts=True, next_ranks=self._wanted, hint=hint)
+        stopped = [event for event in folder.events() if event["event"] == "stopped"]
+        if outcome.cause != "slow" and any(event["attempt"] == folder.attempt for event in stopped):
             return outcome
         self._count_progress(folder)
         final = self._why_not(outcome)
@@ -76,7 +90,7 @@ class Restarts:
     def _why_not(self, outcome: Outcome) -> Outcome | None:
         """Return the outcome of the command if no attempt follows."""
         config, cause = self.config, outcome.cause
-        assert cause is not None and cause != "oom"
+        assert cause is not None and cause != "oom" and cause != "grow"
         if config.attempts == 0:
             return outcome
         if cause == "exception":
@@ -103,6 +117,7 @@ class Restarts:
         if fewer is not None:
             self._failed.clear()
             self._without_progress = 0
+            self._shrunk += 1
         return fewer
 
     def _saved_step(self, folder: RunFolder) -> int | None:

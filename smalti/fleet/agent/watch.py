@@ -8,6 +8,7 @@ from smalti.base import clock
 from smalti.base.errors import ExitCode
 from smalti.fleet.agent import evidence
 from smalti.fleet.agent.evidence import stacks_of
+from smalti.fleet.agent.pauses import Pause, Pauses
 from smalti.fleet.agent.requests import StopRequests
 from smalti.fleet.agent.watchdog import Hang, Limits, Watchdog
 from smalti.fleet.launch.local import LOST_PEER, Rank
@@ -33,8 +34,10 @@ class Watch:
         stop_s: float,
         progress: Path,
         limits: Limits | None = None,
+        pauses: Pauses | None = None,
     ) -> None:
-        """progress: the file with the slots of the ranks. limits: of phases; None: hangs are not detected."""
+        """progress: the file with the slots of the ranks. limits: of phases; None: hangs are not detected. pauses: of
+        the attempt; None: it is ended for none."""
         self.ranks = ranks
         self.requests = requests
         self.deaths: list[Rank] = []
@@ -51,9 +54,12 @@ class Watch:
         self.decided_s: float | None = None
         """Time (``clock.now_s``) of the first fault that was seen, which ends the attempt."""
         self.hang: Hang | None = None
+        self.pause: Pause | None = None
+        """Why the ranks were asked to save and end, if not by a request."""
         self.evidence: str | None = None
         """Name of the file with the evidence of a hang."""
         self._watchdog = None if limits is None else Watchdog(limits, progress)
+        self._pauses = pauses
         self._progress, self._looked_s = progress, clock.now_s()
         self._grace_s, self._stop_s = grace_s, stop_s
         self._kill_at_s: float | None = None
@@ -115,8 +121,12 @@ class Watch:
         return [rank for rank in self.deaths if not rank.killed_by_us and rank.code not in expected]
 
     def _forward(self) -> None:
-        """Forward the first request to stop; a Ctrl-C after a SIGTERM is forwarded too."""
-        wanted = signal.SIGINT if self.requests.interrupts else signal.SIGTERM if self.requests.terminations else None
+        """Forward the first request to stop, or ask for a save where there is a reason to pause; a Ctrl-C after a
+        SIGTERM is forwarded too."""
+        if self._pauses is not None and self.stopped_by is None and not self.deaths:
+            self.pause = self._pauses.look()
+        terminates = self.requests.terminations or self.pause is not None
+        wanted = signal.SIGINT if self.requests.interrupts else signal.SIGTERM if terminates else None
         if wanted is None or wanted == self.stopped_by:
             return
         self.stopped_by = wanted
