@@ -19,16 +19,19 @@ from forked_command import start
 from smalti.config.chaos import ChaosConfig
 from smalti.config.load import dump
 from smalti.config.run import RunConfig
+from smalti.evals import in_loop
+from smalti.track.progress import Phase, read_slots, slot_file
 from smalti.track.run import RunFolder
 
 pytestmark = pytest.mark.slow
 
 STEPS = 120
-ALARMS = ("rank_died", "rank_hung", "rank_unresponsive")
+TIMEOUT_S = 8
+ALARMS = ("rank_died", "rank_hung", "rank_unresponsive", "straggler")
 
 
 def _recipe(root: Path, **train: Any) -> tuple[Path, Path]:
-    parallel = {"ranks": 2, "threads": 1, "timeout": "8s"}
+    parallel = {"ranks": 2, "threads": 1, "timeout": f"{TIMEOUT_S}s"}
     config: RunConfig = toy_run.config(root, parallel=parallel, duration=f"{STEPS}step", **train)
     (root / "r.yaml").write_text(dump(config))
     return root / "r.yaml", Path(config.run_folder)
@@ -117,23 +120,50 @@ def _is_killed_after(agent: int, seconds: float, *, whole_tree: bool) -> bool:
     return True
 
 
+def _slow_evaluation() -> None:
+    """Each pass of an evaluation takes 1.2 s longer."""
+    logits_of = in_loop.logits_of
+
+    def slow_logits_of(*args: Any, **options: Any) -> Any:
+        time.sleep(1.2)
+        return logits_of(*args, **options)
+
+    in_loop.logits_of = slow_logits_of  # type: ignore[attr-defined]
+
+
 @pytest.mark.exhaustive
-def test_evaluations_checkpoints_and_a_pause_of_3_seconds_are_no_fault(
+def test_evaluations_checkpoints_compilation_and_a_pause_of_3_seconds_are_no_fault(
     tmp_path: Path, proof: Callable[..., int]
 ) -> None:
-    """30 minutes in ``make prove``: as many runs as fit."""
+    """An evaluation takes longer than the limit of a phase. 30 minutes in ``make prove``: as many runs as fit, every
+    other one compiles its model."""
     end_s = time.monotonic() + proof(short=1, full=1800)
     for number in itertools.count():
-        recipe, folder = _recipe(tmp_path / str(number), eval_every="10step", checkpoint={"every": "2step"})
-        pauses = ", ".join(
-            f"{{kind: sigstop, rank: {rank}, step: {step}, phase: {phase}, duration: 3s}}"
-            for rank, step, phase in ((0, 20, "data"), (1, 50, "backward"), (1, 90, "checkpoint"))
-        )
-        code, output = start("train", str(recipe), f"chaos.faults=[{pauses}]").finish(120)
+        root = tmp_path / str(number)
+        toy_run.write_tokens(root / "heldout", n_documents=800, seed=1)
+        recipe, folder = _recipe(root, eval_every="60step", checkpoint={"every": "2step"})
+        options = [f"data.heldout={{new: {root / 'heldout'}}}", "train.restart.hang_floor=6s"]
+        if number % 2:
+            options += ["train.parallel.compile=true", "train.parallel.timeout=5min"]
+        command = start("train", str(recipe), *options, f"chaos.faults=[{_pauses(number)}]", in_rank=_slow_evaluation)
+        code, output = command.finish(600)
         assert code == 0, output
-        events = [event["event"] for event in RunFolder(folder).events()]
-        assert events.count("fault_injected") == 3
-        assert events.count("attempt_started") == 1
-        assert not set(ALARMS) & set(events)
+        events = RunFolder(folder).events()
+        kinds = [event["event"] for event in events]
+        assert kinds.count("fault_injected") == 3
+        assert kinds.count("attempt_started") == 1
+        assert not set(ALARMS) & set(kinds)
+        (slot, _) = read_slots(slot_file(RunFolder(folder).log_folder(0), 0))
+        assert slot.spent_s(Phase.EVAL) > kinds.count("eval") * TIMEOUT_S
         if time.monotonic() >= end_s:
             return
+
+
+def _pauses(number: int) -> str:
+    """Three pauses of 3 s, at steps, phases and ranks that the number of the run draws."""
+    rng = random.Random(number)
+    phases = rng.sample(("data", "forward", "backward", "optimizer", "checkpoint", "eval"), 3)
+    return ", ".join(
+        f"{{kind: sigstop, rank: {rng.randrange(2)}, step: {rng.randint(10, 60)}, phase: {phase}, duration: 3s}}"
+        for phase in phases
+    )

@@ -71,12 +71,18 @@ def test_a_rank_that_is_stopped_for_a_short_time_is_no_alarm(tmp_path: Path) -> 
     assert len(_events(folder, "attempt_started")) == 1
 
 
-def test_a_run_continues_without_a_rank_whose_faults_are_injected_again(tmp_path: Path) -> None:
+def test_a_run_continues_without_a_rank_whose_faults_are_injected_again_and_then_with_it(tmp_path: Path) -> None:
     faults = json.dumps(
         [{"kind": "sigkill", "rank": 1, "step": 10}, {"kind": "sigkill", "rank": 1, "step": 10, "attempt": 1}]
     )
-    command, folder = _start(tmp_path, f"chaos.faults={faults}", "train.restart.min_ranks=1", steps=30)
-    code, output = command.finish()
+    grows = ("train.restart.min_ranks=1", "train.restart.grow_after=2s")
+    command, folder = _start(tmp_path, f"chaos.faults={faults}", *grows)
+    code, output = command.finish(300)
     assert code == 0, output
+    assert "the next attempt starts by itself on all 2 ranks" in output
     started = [(event["ranks"], event.get("ranks_wanted")) for event in _events(folder, "attempt_started")]
-    assert started == [(2, 2), (2, 2), (1, 2)]
+    assert started == [(2, 2), (2, 2), (1, 2), (2, 2)]
+    shrunk, grown = _events(folder, "attempt_ended")[2:]
+    assert (shrunk["cause"], grown["code"]) == ("grow", 0)
+    resumed = {event["attempt"]: event["step"] for event in _events(folder, "resumed")}
+    assert resumed.get(3, 0) == shrunk["step"], "no step is lost"

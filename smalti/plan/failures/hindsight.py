@@ -53,6 +53,7 @@ def hindsight(ledger: Ledger, events: Sequence[Mapping[str, Any]]) -> Hindsight 
         if saved_s > 0:
             changes.append(Change(words, before / (1 - saved_s / total_s), saved_s))
     idle_s = sum(each.idle_s for each in ledger.interruptions) * ledger.total_s / ledger.wall_s
+    idle_s = min(idle_s, ledger.seconds["idle"])  # attempts may have asked for different numbers of ranks
     if idle_s > 0:
         changes.append(Change("restarts by itself: no idle time after a fault", None, idle_s))
     return Hindsight(timing, before, tuple(sorted(changes, key=lambda change: -change.saved_s)))
