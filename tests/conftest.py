@@ -77,19 +77,35 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture(scope="session")
 def moto() -> Iterator[str]:
-    """The URL of a real S3 server."""
+    """The URL of moto's S3, which is in this process and in memory."""
     from s3_server import moto_server
 
     with moto_server() as url:
         yield url
 
 
+@pytest.fixture(scope="session")
+def seaweedfs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The URL of SeaweedFS's S3: a server of its own, on a disk."""
+    from seaweed_server import seaweed_server, why_not
+
+    reason = why_not()
+    if reason is not None:
+        pytest.skip(reason)
+    with seaweed_server(tmp_path_factory.mktemp("seaweedfs")) as url:
+        yield url
+
+
 @pytest.fixture
-def s3(moto: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """A bucket of this test behind a proxy that counts requests and makes faults (``s3_buckets.Bucket``)."""
+def s3(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """A bucket of this test behind a proxy that counts requests and makes faults (``s3_buckets.Bucket``).
+
+    Of moto; of each server where the test has the mark ``s3_buckets.BOTH_SERVERS``.
+    """
     from s3_buckets import bucket
 
-    with bucket(moto, monkeypatch) as made:
+    server = getattr(request, "param", "moto")
+    with bucket(request.getfixturevalue(server), monkeypatch, server) as made:
         yield made
 
 

@@ -1,4 +1,4 @@
-"""A bucket of moto's S3 behind a proxy with faults, and the environment of its clients."""
+"""A bucket of an S3 server behind a proxy with faults, and the environment of its clients."""
 
 import itertools
 import os
@@ -12,11 +12,16 @@ from s3_server import Faults, Proxy, fault_proxy, s3_environment
 
 _numbers = itertools.count()
 
+BOTH_SERVERS = pytest.mark.parametrize("s3", ["moto", pytest.param("seaweedfs", marks=pytest.mark.slow)], indirect=True)
+"""Mark of a test: with a bucket of each server."""
+
 
 @dataclass
 class Bucket:
-    """An empty bucket; ``direct`` is a boto3 client that no fault reaches."""
+    """An empty bucket of a server; ``direct`` is a boto3 client that no fault reaches."""
 
+    server: str
+    """``moto`` or ``seaweedfs``."""
     name: str
     proxy: Proxy
     direct: Any
@@ -45,19 +50,19 @@ class Bucket:
 
 
 @contextmanager
-def bucket(moto: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bucket]:
+def bucket(url: str, monkeypatch: pytest.MonkeyPatch, server: str = "moto") -> Iterator[Bucket]:
     """A new bucket of a server, whose proxy is the endpoint in the environment."""
     import boto3
 
     for name in [name for name in os.environ if name.startswith("AWS_")]:
         monkeypatch.delenv(name)
     client = boto3.client(
-        "s3", endpoint_url=moto, region_name="us-east-1", aws_access_key_id="test", aws_secret_access_key="test"
+        "s3", endpoint_url=url, region_name="us-east-1", aws_access_key_id="test", aws_secret_access_key="test"
     )
     name = f"bucket-{next(_numbers)}"
     client.create_bucket(Bucket=name)
-    with fault_proxy(moto, Faults(only_get=False)) as proxy:
+    with fault_proxy(url, Faults(only_get=False)) as proxy:
         for variable, value in s3_environment(proxy.url).items():
             monkeypatch.setenv(variable, value)
-        yield Bucket(name, proxy, client)
+        yield Bucket(server, name, proxy, client)
     client.close()

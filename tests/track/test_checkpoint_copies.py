@@ -1,4 +1,4 @@
-"""Copies of checkpoints in a real S3 server (moto) and in other folders: continued, of two savers, after kill -9."""
+"""Copies of checkpoints in S3 servers (moto, SeaweedFS) and other folders: continued, of two savers, after kill -9."""
 
 import os
 import random
@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from made_checkpoints import checkpoint, digests
 from made_copies import OBJECTS, PART, opened
-from s3_buckets import Bucket
+from s3_buckets import BOTH_SERVERS, Bucket
 
 from smalti.base.errors import DataError, RetryableError
 from smalti.track.checkpoints import manifest
@@ -62,6 +62,7 @@ def test_a_restart_needs_one_listing_and_few_reads_whatever_the_store_holds(tmp_
     assert s3.proxy.counts == {"LIST": 20, "GET": 20 * (3 + parts)}
 
 
+@BOTH_SERVERS
 def test_a_broken_upload_is_continued_and_its_leftovers_are_removed(tmp_path: Path, s3: Bucket) -> None:
     first, second = checkpoint(tmp_path / "run", 1), checkpoint(tmp_path / "run", 2)
     for path, count in ((first, 4), (second, 6)):
@@ -136,6 +137,7 @@ print(peaks[1] - peaks[0])
 # ---- two savers -----------------------------------------------------------------------------------------------------
 
 
+@BOTH_SERVERS
 def test_of_two_savers_of_a_step_one_wins_and_the_other_names_it(tmp_path: Path, s3: Bucket) -> None:
     """At the same time, with different files: the store's copy is that of the winner, whole."""
     for step in range(1, 4):
@@ -152,6 +154,7 @@ def test_of_two_savers_of_a_step_one_wins_and_the_other_names_it(tmp_path: Path,
         assert len([key for key in s3.objects() if winner.name in key]) == OBJECTS, "only the winner's"
 
 
+@BOTH_SERVERS
 def test_two_savers_of_the_same_files_agree(tmp_path: Path, s3: Bucket) -> None:
     path = checkpoint(tmp_path / "run", 1)
     opened(s3.url).upload(path)
@@ -183,54 +186,51 @@ def test_a_lost_answer_to_the_last_write_is_not_another_saver(tmp_path: Path, s3
 # ---- kill -9 --------------------------------------------------------------------------------------------------------
 
 _SAVER = """
-import sys, time
+import sys
 from pathlib import Path
 sys.path.insert(0, {tests!r})
 from made_checkpoints import checkpoint
 from smalti.base.objects import Requests
-from smalti.track.checkpoints.copies import Copies
-run, url, step = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
+from smalti.track.checkpoints.copies import Copies, StepTaken
+run, url, step, seed = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
 copies = Copies(url, Requests(5000.0), part_bytes={part})
 while True:
     path = run / f"step-{{step:08d}}"
-    copies.upload(path if path.exists() else checkpoint(run, step))
+    try:
+        copies.upload(path if path.exists() else checkpoint(run, step, seed=seed))
+    except StepTaken:
+        pass
     print(step, flush=True)
     step += 1
 """
 
 
+@pytest.mark.parametrize(("s3", "savers"), [("moto", 1), ("seaweedfs", 1), ("seaweedfs", 2)], indirect=["s3"])
 @pytest.mark.slow  # processes
 def test_after_kill_9_at_any_moment_the_newest_complete_copy_loads(
-    tmp_path: Path, s3: Bucket, proof: Any, record: Any
+    s3: Bucket, savers: int, tmp_path: Path, proof: Any, record: Any
 ) -> None:
-    """A saver is killed while it uploads; the next one continues and removes what was left."""
+    """Savers are killed while they upload; the next ones continue and remove what was left. Two save other files of
+    the same steps, and one of them is killed a moment before the other."""
     kills, chance = proof(short=3, full=100), random.Random(22)
-    counts = {"while a copy was incomplete": 0, "while a checkpoint was saved": 0}
+    counts: Counter[str] = Counter()
     script = tmp_path / "saver.py"
     script.write_text(_SAVER.format(tests=str(Path(__file__).parents[1]), part=PART))
+    runs = [tmp_path / f"run-{seed}" for seed in range(savers)]
     step = 1
     for _ in range(kills):
-        saver = subprocess.Popen(
-            [sys.executable, str(script), str(tmp_path / "run"), s3.url, str(step)], stdout=subprocess.PIPE, text=True
-        )
-        assert saver.stdout is not None
-        first = int(saver.stdout.readline())  # it has started, and completed one
-        time.sleep(chance.uniform(0, 0.4))
-        saver.send_signal(signal.SIGKILL)
-        done = [first, *map(int, saver.stdout.read().split())]
-        saver.wait()
-        saver.stdout.close()
+        reported = _kill_savers(script, [[str(run), s3.url, str(step)] for run in runs], chance)
         fetched = opened(s3.url).newest(tmp_path / "other")
         assert fetched is not None
         newest = int(fetched.name.removeprefix("step-"))
-        assert newest in (done[-1], done[-1] + 1)  # killed between COMPLETE and the report
-        assert digests(fetched) == digests(tmp_path / "run" / fetched.name)
+        assert newest in (reported, reported + 1)  # killed between COMPLETE and the report
+        assert digests(fetched) in [digests(run / fetched.name) for run in runs if (run / fetched.name).exists()]
         step = newest + 1
         counts["while a copy was incomplete"] += any(f"/step-{step:08d}/" in key for key in s3.objects())
-        incomplete = tmp_path / "run" / f"step-{step:08d}"
-        if incomplete.exists() and not (incomplete / "COMPLETE").exists():
-            counts["while a checkpoint was saved"] += 1
-            shutil.rmtree(incomplete)
+        for incomplete in (run / f"step-{number:08d}" for run in runs for number in range(newest - 1, step + 1)):
+            if incomplete.exists() and not (incomplete / "COMPLETE").exists():
+                counts["while a checkpoint was saved"] += 1
+                shutil.rmtree(incomplete)
     opened(s3.url).upload(checkpoint(tmp_path / "last", 10_000))
     copies = opened(s3.url)
     names = copies.complete()
@@ -238,4 +238,21 @@ def test_after_kill_9_at_any_moment_the_newest_complete_copy_loads(
     assert set(per_copy) == set(names), "no step without COMPLETE remains"
     assert set(per_copy.values()) == {OBJECTS}
     assert s3.unfinished_uploads() == 0
-    record("copy_kills", {"kills": kills, **counts, "copies": len(names)})
+    name = ("" if savers == 1 else "two_savers_") + "copy_kills" + ("" if s3.server == "moto" else f"_{s3.server}")
+    record(name, {"kills": kills, **counts, "copies": len(names)})
+
+
+def _kill_savers(script: Path, arguments: list[list[str]], chance: random.Random) -> int:
+    """Start savers, kill them in any order after all have completed a step, and return the last step of a report."""
+    savers = [
+        subprocess.Popen([sys.executable, str(script), *each, str(seed)], stdout=subprocess.PIPE, text=True)
+        for seed, each in enumerate(arguments)
+    ]
+    reports = [int(saver.stdout.readline()) for saver in savers if saver.stdout is not None]
+    for saver in chance.sample(savers, len(savers)):
+        time.sleep(chance.uniform(0, 0.4))
+        saver.send_signal(signal.SIGKILL)
+    for saver in savers:
+        output, _ = saver.communicate()
+        reports += map(int, output.split())
+    return max(reports)

@@ -9,7 +9,6 @@ is complete on disk only when each part matched its digest; a store that fails r
 without checkpoints. One process of a job uses this, so metadata is read once. The memory is ``THREADS + 1`` parts.
 """
 
-import hashlib
 import os
 import shutil
 import socket
@@ -17,16 +16,16 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
 
 from smalti.base import clock, cloud, disk, log, store
 from smalti.base.errors import DataError, RetryableError, SmaltiError
-from smalti.base.hashing import sha256_bytes, xxh3_stream
+from smalti.base.hashing import sha256_bytes
 from smalti.base.objects import Requests, open_folder, ordered
 from smalti.track.checkpoints import copy_format, manifest
 from smalti.track.checkpoints.copy_format import MARK, Damaged, File, Index, Mark
 from smalti.track.checkpoints.marks import is_mark
 from smalti.track.checkpoints.names import folder_name, is_name, step_of
+from smalti.track.checkpoints.parts import Part, part_digest, read_parts
 
 Check = Callable[[str | None], None]
 """Called with the ``config.yaml`` of a copy; raises where it is of another run."""
@@ -35,6 +34,8 @@ Reject = Callable[[str, str], None]
 
 THREADS = 4
 _TRIES = 4
+_TIDIED = 3
+"""So many of the newest copies are searched for what other writers have left in them, after each upload."""
 _PAUSE_S = 0.1
 """What does not match its digest is read so often, after such a pause."""
 
@@ -211,7 +212,7 @@ class Copies:
                 data = self._folder.get(path)
             except FileNotFoundError as error:
                 raise Damaged(f"{where} is missing") from error
-            if _digest(data) == digest:
+            if part_digest(data) == digest:
                 return data
             self.requests.stop.wait(_PAUSE_S)
         if cloud.is_page(data, path):
@@ -288,8 +289,8 @@ class Copies:
     ) -> tuple[Index, int]:
         """Send the parts that are not present; returns the index, and how many bytes were sent."""
 
-        def send(part: _Part) -> tuple[str, str, int]:
-            digest = _digest(part.data)
+        def send(part: Part) -> tuple[str, str, int]:
+            digest = part_digest(part.data)
             path = copy_format.part_name(part.file, part.number, digest)
             if present.get(path) == len(part.data):
                 return part.file, digest, 0
@@ -298,7 +299,7 @@ class Copies:
 
         digests: dict[str, list[str]] = {entry["name"]: [] for entry in entries}
         sent_bytes = 0
-        parts = (part for entry in entries for part in _parts(root, entry, self._part_bytes))
+        parts = (part for entry in entries for part in read_parts(root, entry, self._part_bytes))
         for file, digest, part_bytes in ordered(send, parts, THREADS):
             digests[file].append(digest)
             sent_bytes += part_bytes
@@ -324,77 +325,51 @@ class Copies:
         if not written or self._mark(name) != mark.to_bytes():  # some stores ignore the condition
             self._require_same(name, index)
         self._complete.add(name)
-        self._remove_leftovers(name, {*index.sizes(), mark.index, MARK}, present)
+        self._remove_leftovers(name)
 
     def _require_same(self, name: str, index: Index) -> None:
-        """Raise StepTaken where the step was completed with other files; their parts of this writer are deleted."""
+        """Raise StepTaken where the step was completed with other files; what is not of that copy is deleted."""
         place = store.join(self.url, name)
         data = self._mark(name)
         if data is None:  # the store reported a conflict with a writer that then failed
             raise RetryableError(f"{place}/{MARK} is being written by another process", hint="copy it again")
         winner = copy_format.parse_mark(place, data)
-        theirs = self.index(name)
-        if theirs.same_files(index):
+        if self.index(name).same_files(index):
             return
-        kept = {*theirs.sizes(), winner.index}
-        ours = {*index.sizes(), copy_format.index_name(index.to_bytes())}
         with suppress(SmaltiError):
-            self._folder.delete(f"{name}/{part}" for part in sorted(ours - kept))
+            self._folder.delete(self._leftovers(name))
         raise StepTaken(
             f"{place} was completed by {winner.writer}, with other files than those of this process",
             hint="two processes save the same run, or the run went back and trained this step again; "
             "that copy remains. To replace it, remove it from the store",
         )
 
-    def _remove_leftovers(self, name: str, kept: set[str], present: Mapping[str, int]) -> None:
-        """Delete what broken uploads left: other objects of this step, and older steps that were never completed."""
+    def _remove_leftovers(self, name: str) -> None:
+        """Delete what broken uploads left: in this copy and the ones before it, and steps that were never completed.
+
+        A writer that lost a step and was killed has left its parts in the copy of the winner.
+        """
         try:
-            leftovers = [f"{name}/{path}" for path in present if path not in kept]
-            for older in filter(is_name, self._folder.names()):
-                if step_of(older) < step_of(name) and not self._is_complete(older):
-                    of_step = self._folder.sizes(older)
-                    leftovers += [] if f"{older}/{MARK}" in of_step else list(of_step)
-            self._folder.delete(leftovers)
+            names = [each for each in filter(is_name, self._folder.names()) if step_of(each) <= step_of(name)]
+            complete = sorted(filter(self._is_complete, names), key=step_of)
+            for each in {*names} - {*complete[:-_TIDIED]}:
+                with suppress(Damaged):
+                    self._folder.delete(self._leftovers(each))
         except SmaltiError as error:  # the copy is complete; the next upload tries again
             log.get("checkpoint").warning("leftovers in %s were not deleted: %s", self.url, error.message)
+
+    def _leftovers(self, name: str) -> list[str]:
+        """Return the objects of a step that its copy does not have: all of them where it is not complete."""
+        present, kept = self._present(name), set()
+        if MARK in present:
+            mark = copy_format.parse_mark(store.join(self.url, name), self._read(f"{name}/{MARK}"))
+            kept = {MARK, mark.index, *self.index(name).sizes(), *filter(is_mark, present)}
+        return [f"{name}/{path}" for path in present if path not in kept]
 
 
 def _file(entry: manifest.Entry, parts: Sequence[str]) -> File:
     return File(entry["name"], entry["bytes"], entry.get("xxh3") or entry["sha256"], tuple(parts))
 
 
-def _digest(part: bytes) -> str:
-    digest = xxh3_stream()
-    digest.update(part)
-    return digest.hexdigest()
-
-
 def _writer() -> str:
     return f"process {os.getpid()} on {socket.gethostname()} at {clock.utc_text()}"
-
-
-class _Part(NamedTuple):
-    """A part of a file, read from the disk."""
-
-    file: str
-    number: int
-    data: bytes
-
-
-def _parts(root: Path, entry: manifest.Entry, part_bytes: int) -> Iterator[_Part]:
-    """Yield the parts of a file. Raises DataError at its end where they are not what the manifest lists."""
-    whole = xxh3_stream() if "xxh3" in entry else hashlib.sha256()
-    try:
-        with open(root / entry["name"], "rb") as file:
-            number = 0
-            while data := file.read(part_bytes):
-                whole.update(data)
-                yield _Part(entry["name"], number, data)
-                number += 1
-    except FileNotFoundError as error:
-        raise DataError(f"{root / entry['name']} was deleted while it was copied") from error
-    if whole.hexdigest() != (entry.get("xxh3") or entry["sha256"]):
-        raise DataError(
-            f"{root / entry['name']} does not match its digest, and is not copied",
-            hint="the disk has changed it: check the disk, and 'smalti runs checkpoints'",
-        )
