@@ -43,7 +43,7 @@ class _Attempt:
 
     def __init__(self, recipe: Path, folder: RunFolder, step: int) -> None:
         self.command: ForkedCommand = start("train", str(recipe))
-        deadline_s = time.monotonic() + 60
+        deadline_s = time.monotonic() + 300
         while not any(event["event"] == "checkpoint_copied" and event["step"] > step for event in folder.events()):
             assert time.monotonic() < deadline_s, self.command.finish()
             time.sleep(0.01)
