@@ -233,6 +233,11 @@ def peer_memory() -> str | None:
     return os.environ.get("SMALTI_PEER_MEMORY") or None
 
 
+def peer_key() -> str | None:
+    """Return the key of agents and ``smalti fleet hold`` (``SMALTI_PEER_KEY``); None where it is not set."""
+    return os.environ.get("SMALTI_PEER_KEY") or None
+
+
 def rank_nonce() -> str | None:
     """Return the random name that the agent gave to this rank (``SMALTI_RANK_NONCE``); None without an agent."""
     return os.environ.get("SMALTI_RANK_NONCE") or None

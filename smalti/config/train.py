@@ -1,5 +1,6 @@
 """The ``train:`` section: optimizer, schedule, precision, loss, cadences, parallelism."""
 
+import re
 from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
@@ -132,6 +133,9 @@ class CheckpointConfig(Config):
     """How often the state is copied to shared memory, which outlives the ranks: after a fault the next attempt reads
     the newest copy, and no disk. Each checkpoint is copied there too. Takes the bytes of two checkpoints. Absent: no
     copies."""
+    peer_node: str | None = placement(None)
+    """HOST:PORT of ``smalti fleet hold`` on another node, whose memory holds the newest of these copies too: a run that
+    has lost its node fetches it when it is started again. Takes the bytes of one more copy. Absent: this node alone."""
     save_to: str | None = placement(None)
     """URL or folder under which each saved checkpoint is copied in the background, to ``SAVE_TO/NAME/step-...``; a run
     folder without checkpoints is restored from there. Absent: no copies."""
@@ -148,6 +152,14 @@ class CheckpointConfig(Config):
                 f"save_to={self.save_to} cannot be written",
                 allowed="a folder, s3://, gs://, az://, or a URL of fsspec",
                 hint="save_to=s3://BUCKET/FOLDER",
+            )
+        if self.peer_node is not None and self.peer_copies is None:
+            raise ValueError("peer_node has no effect without peer_copies")
+        if self.peer_node is not None and not re.fullmatch(r".+:\d{1,5}", self.peer_node):
+            raise NotAllowed(
+                f"peer_node={self.peer_node} is not the address of a node",
+                allowed="HOST:PORT",
+                hint="peer_node=node-2:7390, where 'smalti fleet hold' runs",
             )
         if self.save_to is None and self.save_requests_per_s != 100.0:
             raise ValueError("save_requests_per_s has no effect without save_to")

@@ -56,7 +56,7 @@ def test_leftovers_are_removed_and_the_folders_of_running_agents_stay(tmp_path: 
 
 
 def test_too_little_memory_is_refused_with_what_is_needed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory, "PEER_COPIES", 1 << 40)
+    monkeypatch.setattr(memory, "peer_copies", lambda config: 1 << 40)
     with pytest.raises(UserError, match=r"peer_copies needs .* of shared memory.* free"):
         memory.require_room(_config(tmp_path))
     memory.require_room(_config(tmp_path, None))

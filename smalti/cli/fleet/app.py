@@ -1,5 +1,7 @@
 """``smalti fleet``: launches runs, and queues them on this machine."""
 
+import signal
+import sys
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -233,6 +235,28 @@ def controller() -> None:
     from smalti.fleet.controller.__main__ import main
 
     raise typer.Exit(main())
+
+
+@app.command(epilog="Example: SMALTI_PEER_KEY=... smalti fleet hold --host 0.0.0.0 --port 7390")
+def hold(
+    host: Annotated[str, typer.Option(help="Address at which runs on other nodes reach this one.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0: any that is free.")] = 7390,
+) -> None:
+    """Hold copies of runs of other nodes in the shared memory of this one, until Ctrl-C or SIGTERM.
+
+    A run with train.checkpoint.peer_node=HOST:PORT sends its newest copy here, and fetches it when it is started again
+    after its node was lost. Of each run the newest copy is held, until the run is done. Needs SMALTI_PEER_KEY, the same
+    as the run has; what is sent is not encrypted, so the network between the nodes must be private.
+    """
+    from smalti.base import log
+    from smalti.base.env import log_level
+    from smalti.fleet.neighbour.holder import hold as holding
+
+    log.setup(log_level())
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    with holding(host, port) as address:
+        print(f"holding copies at {address}", flush=True)
+        signal.pause()
 
 
 @app.command(epilog="Example: smalti fleet check --save good-node.json")

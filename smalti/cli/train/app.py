@@ -145,6 +145,7 @@ def _as_agent(loaded: "Loaded[RunConfig]", arguments: list[str], *, fork: "Fork 
     from smalti.cli.train import preflight, trials
     from smalti.fleet import agent
     from smalti.fleet.agent.memory import peer_memory
+    from smalti.fleet.neighbour.client import neighbour
     from smalti.track import trackers
     from smalti.track.run import RunFolder
 
@@ -176,7 +177,7 @@ def _as_agent(loaded: "Loaded[RunConfig]", arguments: list[str], *, fork: "Fork 
 
     command = [sys.executable, "-m", "smalti", *arguments]
     try:
-        with peer_memory(loaded.config) as memory:
+        with peer_memory(loaded.config) as memory, neighbour(loaded.config, folder, memory):
             outcome = agent.run(
                 command, ranks=parallel.ranks, folder=folder, threads=parallel.threads, at_end=ended, again=again,
                 restart=loaded.config.train.restart, fits=lambda ranks: preflight.fits(loaded.config, ranks),

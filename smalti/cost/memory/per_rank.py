@@ -18,7 +18,13 @@ from smalti.cost.units import FORMAT_BYTES
 
 PEER_COPIES = 2
 """Copies of the state in shared memory at a time (``train.checkpoint.peer_copies``): the newest, and one that is being
-written."""
+written. With ``train.checkpoint.peer_node`` one more, which is being sent."""
+
+
+def peer_copies(config: RunConfig) -> int:
+    """Return the number of copies of the state in shared memory at a time."""
+    section = config.train.checkpoint
+    return 0 if section.peer_copies is None else PEER_COPIES + (section.peer_node is not None)
 
 
 @dataclass(frozen=True)
@@ -124,7 +130,7 @@ def memory_per_rank(
     if config.adapter is not None and moments:  # the base is not saved
         trained_bytes = memory.moments_bytes // moments
     staging_bytes = round((trained_bytes + memory.moments_bytes) / layout.replicate)
-    peer_copies_bytes = 0 if config.train.checkpoint.peer_copies is None else PEER_COPIES * staging_bytes
+    peer_copies_bytes = peer_copies(config) * staging_bytes
     return replace(
         memory,
         staging_bytes=staging_bytes,

@@ -16,7 +16,7 @@ from smalti.base.errors import UserError
 from smalti.base.units import format_bytes
 from smalti.config.run import RunConfig
 from smalti.cost.checkpoint import checkpoint_bytes
-from smalti.cost.memory.per_rank import PEER_COPIES
+from smalti.cost.memory.per_rank import peer_copies
 
 SHARED = Path("/dev/shm")
 
@@ -29,12 +29,13 @@ def require_room(config: RunConfig) -> None:
     remove_leftovers()
     if config.train.checkpoint.peer_copies is None:
         return
-    needed_bytes = PEER_COPIES * checkpoint_bytes(config)
+    copies = peer_copies(config)
+    needed_bytes = copies * checkpoint_bytes(config)
     free = shutil.disk_usage(SHARED).free if SHARED.is_dir() else None
     if free is None or free < needed_bytes:
         has = "this machine has no /dev/shm" if free is None else f"/dev/shm has {format_bytes(free)} free"
         raise UserError(
-            f"train.checkpoint.peer_copies needs {format_bytes(needed_bytes)} of shared memory, two copies of the "
+            f"train.checkpoint.peer_copies needs {format_bytes(needed_bytes)} of shared memory, {copies} copies of the "
             f"state; {has}",
             allowed="Linux, with so much shared memory",
             hint="mount -o remount,size=..., or docker run --shm-size=...; or remove train.checkpoint.peer_copies",
@@ -47,6 +48,13 @@ def peer_memory(config: RunConfig) -> Iterator[Path | None]:
     if config.train.checkpoint.peer_copies is None:
         yield None
         return
+    with owned_folder() as folder:
+        yield folder
+
+
+@contextmanager
+def owned_folder() -> Iterator[Path]:
+    """Context manager: an empty folder of shared memory, private, locked, and removed at the end."""
     folder, lock = _make_locked()
     try:
         yield folder

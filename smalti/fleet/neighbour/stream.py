@@ -1,0 +1,112 @@
+"""Connections between an agent and a holder: authenticated, with time limits; and copies sent over them.
+
+Both sides prove with HMAC that they have the same key (``multiprocessing.connection``); what is sent is not encrypted.
+Messages are JSON and files are bytes: nothing that is received is unpickled.
+"""
+
+import json
+import socket
+import struct
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from multiprocessing import AuthenticationError
+from multiprocessing.connection import Connection, answer_challenge, deliver_challenge
+from pathlib import Path
+from typing import IO, Any
+
+from smalti.base.errors import DataError
+from smalti.track.checkpoints import manifest
+
+_PIECE_BYTES = 8 << 20
+_MESSAGE_BYTES = 4 << 20
+_SILENCE_S = 60
+"""A side that neither sends nor receives for so long is lost."""
+
+Message = dict[str, Any]
+
+
+def connect(host: str, port: int, key: bytes, timeout_s: float = 10.0) -> Connection:
+    """Return a connection to a holder that has the same key. Raises OSError, AuthenticationError, EOFError."""
+    connection = _opened(socket.create_connection((host, port), timeout=timeout_s))
+    try:
+        answer_challenge(connection, key)
+        deliver_challenge(connection, key)
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def accept(accepted: socket.socket, key: bytes) -> Connection:
+    """Return the connection of an agent that has the same key. Raises OSError, AuthenticationError, EOFError."""
+    connection = _opened(accepted)
+    try:
+        deliver_challenge(connection, key)
+        answer_challenge(connection, key)
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def _opened(connected: socket.socket) -> Connection:
+    connected.settimeout(None)  # the kernel's limits hold for each read and write of the descriptor
+    for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
+        connected.setsockopt(socket.SOL_SOCKET, option, struct.pack("ll", _SILENCE_S, 0))
+    return Connection(connected.detach())
+
+
+LOST = (OSError, EOFError, AuthenticationError, ValueError, KeyError, TypeError)
+"""What a connection raises whose other side is lost, has another key or sends something else."""
+
+
+def send_message(connection: Connection, message: Message) -> None:
+    """Send a message."""
+    connection.send_bytes(json.dumps(message).encode())
+
+
+def receive_message(connection: Connection) -> Message:
+    """Receive a message. Raises DataError with the reason of the other side where it refuses."""
+    message: Message = json.loads(connection.recv_bytes(_MESSAGE_BYTES))
+    if "refused" in message:
+        raise DataError(str(message["refused"]))
+    return message
+
+
+@contextmanager
+def opened_files(root: Path) -> Iterator[dict[str, IO[bytes]]]:
+    """Open all files of a complete copy, ``COMPLETE`` last, so that it may be deleted while it is sent.
+
+    Raises FileNotFoundError where it is deleted already.
+    """
+    entries, reason = manifest.listed(root)
+    if reason is not None:
+        raise FileNotFoundError(f"{root}: {reason}")
+    with ExitStack() as files:
+        names = [*(str(entry["name"]) for entry in entries), "manifest.json", "COMPLETE"]
+        yield {name: files.enter_context(open(root / name, "rb")) for name in names}
+
+
+def sizes(files: dict[str, IO[bytes]]) -> list[tuple[str, int]]:
+    """Return the name and size of each file."""
+    return [(name, file.seek(0, 2)) for name, file in files.items()]
+
+
+def send_files(connection: Connection, files: dict[str, IO[bytes]]) -> None:
+    """Send the bytes of files, one after the other."""
+    for file in files.values():
+        file.seek(0)
+        while piece := file.read(_PIECE_BYTES):
+            connection.send_bytes(piece)
+
+
+def receive_files(connection: Connection, root: Path, listed: list[tuple[str, int]]) -> None:
+    """Write files of these names and sizes below an empty folder. Raises DataError for a name that is not below it."""
+    for name, size in listed:
+        if name.startswith("/") or not {"", ".", ".."}.isdisjoint(name.split("/")):
+            raise DataError(f"{name!r} is no file of a checkpoint")
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with open(path, "wb") as file:
+            while file.tell() < size:
+                file.write(connection.recv_bytes(min(_PIECE_BYTES, size - file.tell())))
