@@ -40,6 +40,10 @@ class ForkedCommand:
         """Process ids of the ranks, rank 0 first: it was started first."""
         return sorted(child.pid for child in psutil.Process(self.pid).children())
 
+    def output(self) -> str:
+        """What it has printed so far."""
+        return self._output.read_text()
+
     def finish(self, timeout_s: float = 90) -> tuple[int, str]:
         """Exit code and output, of the agent and of rank 0, at the end."""
         self._process.join(timeout_s)
@@ -53,16 +57,21 @@ class ForkedCommand:
 
 
 def start(
-    *arguments: str, in_rank: InRank = None, folder: Path | None = None, environment: dict[str, str] | None = None
+    *arguments: str,
+    in_rank: InRank = None,
+    in_agent: InRank = None,
+    folder: Path | None = None,
+    environment: dict[str, str] | None = None,
 ) -> ForkedCommand:
     """Start ``smalti ARGUMENTS``, in this folder and environment unless others are given.
 
-    ``in_rank``, a function of a module, is called first in each rank.
+    ``in_rank``, a function of a module, is called first in each rank, and ``in_agent`` in the command itself.
     """
     descriptor, output = tempfile.mkstemp()
     os.close(descriptor)
     process = server().Process(
-        target=_agent, args=(arguments, folder or os.getcwd(), environment or dict(os.environ), output, in_rank)
+        target=_agent,
+        args=(arguments, folder or os.getcwd(), environment or dict(os.environ), output, in_rank, in_agent),
     )
     process.start()
     return ForkedCommand(process, Path(output))
@@ -125,6 +134,7 @@ def _agent(
     environment: dict[str, str],
     output: str,
     in_rank: InRank,
+    in_agent: InRank,
 ) -> None:
     set_up()
     _redirect(output)
@@ -134,7 +144,7 @@ def _agent(
 
     local.subprocess = SimpleNamespace(Popen=popen, DEVNULL=None)  # type: ignore[attr-defined]
     os.chdir(folder)
-    _run(arguments, environment)
+    _run(arguments, environment, in_agent)
 
 
 def _run(arguments: Sequence[str], environment: dict[str, str], begin: Callable[[], None] | None = None) -> NoReturn:

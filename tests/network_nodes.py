@@ -4,14 +4,16 @@ Each node has an own host name, loopback and address, and reaches the others by 
 Linux, root and iproute2 are needed. A cable can be cut and restored: packets vanish while it is cut.
 """
 
+import ctypes
 import os
 import shutil
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
@@ -108,6 +110,10 @@ class Nodes:
         self._started.append(process)
         return process
 
+    def entry(self, name: str) -> Callable[[], None]:
+        """A function with which a process enters a node, and the processes that it starts; it keeps its files."""
+        return partial(_enter, self._prefix + name)
+
     def run(self, name: str, command: Sequence[str], *, timeout_s: float = 60, **options: Any) -> tuple[int, str]:
         """Exit code and output of ``command`` on a node."""
         process = self.start(name, command, **options)
@@ -150,6 +156,12 @@ def wait_for(path: Path, *processes: "subprocess.Popen[str]", seconds: float = 9
             assert process.poll() is None, process.communicate()[0]
         assert time.monotonic() < end_s, f"{path} did not appear"
         time.sleep(0.05)
+
+
+def _enter(space: str) -> None:
+    libc = ctypes.CDLL(None, use_errno=True)
+    with open(f"/run/netns/{space}") as file:
+        assert libc.setns(file.fileno(), 0) == 0, os.strerror(ctypes.get_errno())
 
 
 def _ip(*arguments: str) -> "subprocess.CompletedProcess[str]":

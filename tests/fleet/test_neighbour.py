@@ -1,6 +1,8 @@
 """Copies in the memory of another node: what a holder takes and gives, and a run that has lost its node."""
 
+import os
 import shutil
+import signal
 import socket
 import threading
 import time
@@ -10,14 +12,18 @@ from typing import Any
 
 import pytest
 import toy_run
+from forked_command import ForkedCommand, start
 from made_checkpoints import checkpoint, digests
+from network_nodes import nodes, why_not
 
 from smalti.base.errors import DataError, RetryableError, UserError
+from smalti.config.load import dump
 from smalti.config.run import RunConfig
 from smalti.fleet.agent import memory
 from smalti.fleet.neighbour import client, holder, stream
 from smalti.fleet.neighbour.client import Neighbour, neighbour
 from smalti.track.checkpoints import manifest
+from smalti.track.checkpoints.names import complete, step_of
 from smalti.track.run import RunFolder
 
 KEY = "a key"
@@ -43,7 +49,7 @@ def _config(root: Path, address: str, **train: Any) -> RunConfig:
 
 
 def _wait(condition: Callable[[], bool]) -> None:
-    deadline_s = time.monotonic() + 60
+    deadline_s = time.monotonic() + 240
     while not condition():
         assert time.monotonic() < deadline_s, "waited in vain"
         time.sleep(0.01)
@@ -185,6 +191,60 @@ def test_a_node_that_does_not_answer_is_an_error_at_the_start_and_no_missing_cop
         pass
     with pytest.raises(UserError, match="the same key"), holder.hold("127.0.0.1", 0):
         pass
+
+
+@pytest.mark.slow  # processes
+def test_a_run_that_lost_its_node_continues_from_the_memory_of_another_to_the_bit(tmp_path: Path) -> None:
+    """Every process of the node n1 is killed and its memory is gone; n3 fetches the copy from n2."""
+    if (reason := why_not()) is not None:
+        pytest.skip(reason)
+    with nodes(3) as made:
+
+        def on(node: str, *arguments: str) -> ForkedCommand:
+            environment = {**os.environ, "GLOO_SOCKET_IFNAME": "lo"}
+            return start(*arguments, in_agent=made.entry(node), environment=environment)
+
+        keeper = on("n2", "fleet", "hold", "--host", made.address("n2"))
+        _wait(lambda: "holding copies at 10.77.0.2:7390" in keeper.output())
+        before = _folders()
+        config = _of_node(tmp_path / "one", peer_node="10.77.0.2:7390")
+        recipe = tmp_path / "one/recipe.yaml"
+        recipe.write_text(dump(config))
+        on("n1", "train", str(recipe))
+        _wait(lambda: any(step_of(name) >= 9 for folder in before for name in complete(folder / "dense")))
+        made.kill("n1")
+        for folder in _folders() - before:
+            shutil.rmtree(folder)
+        assert not complete(f"{config.run_folder}/checkpoints"), "nothing was on the disk"
+        code, output = on("n3", "train", str(recipe)).finish(300)
+        assert code == 0, output
+        assert "was fetched from 10.77.0.2:7390" in output
+        assert not any((folder / "dense").exists() for folder in before), "the run is done"
+        keeper.send_signal(signal.SIGTERM)
+        assert keeper.finish()[0] == 143
+        assert _folders() < before
+    [resumed] = [event for event in RunFolder(config.run_folder).events() if event["event"] == "resumed"]
+    assert resumed["source"] == "peer memory"
+    assert resumed["step"] >= 9
+    undisturbed = _of_node(tmp_path / "two")
+    (tmp_path / "two/recipe.yaml").write_text(dump(undisturbed))
+    code, output = start("train", str(tmp_path / "two/recipe.yaml")).finish(300)
+    assert code == 0, output
+    assert _shards(config) == _shards(undisturbed)
+
+
+def _of_node(root: Path, **section: str) -> RunConfig:
+    checkpoint = {"every": "1run", "peer_copies": "3step", **section}
+    return toy_run.config(root, duration="40step", checkpoint=checkpoint, parallel={"ranks": 2, "threads": 1})
+
+
+def _folders() -> set[Path]:
+    return set(memory.SHARED.glob(f"smalti-{os.getuid()}-*"))
+
+
+def _shards(config: RunConfig) -> dict[str, str]:
+    files = digests(Path(config.run_folder) / "checkpoints/step-00000040")
+    return {name: digest for name, digest in files.items() if name.startswith("shards/")}
 
 
 def test_an_address_without_a_port_and_one_without_copies_are_refused(tmp_path: Path) -> None:

@@ -30,7 +30,9 @@ _NAME = re.compile(r"[\w-][\w.-]*")
 
 @contextmanager
 def hold(host: str, port: int) -> Iterator[str]:
-    """Context manager: a holder at ``host:port``, whose address it gives; its memory is freed at the end. Raises UserError without ``SMALTI_PEER_KEY``, and for an address that is taken or not of this node."""
+    """Context manager: a holder at ``host:port``, whose address it gives; its memory is freed at the end.
+
+    Raises UserError without ``SMALTI_PEER_KEY``, and for an address that is taken or not of this node."""
     key = peer_key()
     if key is None:
         raise UserError(
