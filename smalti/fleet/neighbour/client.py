@@ -5,6 +5,7 @@ import shutil
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 from smalti.base import log
@@ -14,7 +15,7 @@ from smalti.config.identity import difference
 from smalti.config.load import load_text
 from smalti.config.run import RunConfig
 from smalti.fleet.neighbour import stream
-from smalti.fleet.neighbour.stream import LOST, Connection
+from smalti.fleet.neighbour.stream import LOST
 from smalti.track.checkpoints import manifest
 from smalti.track.checkpoints.names import complete, folder_name, step_of
 from smalti.track.run import RunFolder, config_text

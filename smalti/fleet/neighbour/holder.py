@@ -12,6 +12,7 @@ import socket
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 from smalti.base import log, store
@@ -20,7 +21,7 @@ from smalti.base.errors import DataError, SmaltiError, UserError
 from smalti.base.units import format_bytes
 from smalti.fleet.agent.memory import owned_folder, remove_leftovers
 from smalti.fleet.neighbour import stream
-from smalti.fleet.neighbour.stream import LOST, Connection, Message
+from smalti.fleet.neighbour.stream import LOST, Message
 from smalti.track.checkpoints import manifest
 from smalti.track.checkpoints.names import complete, folder_name, step_of
 
