@@ -16,6 +16,11 @@ Language = Literal[
 ]  # fmt: skip
 """Languages that are recognised (ISO 639-1), in ``smalti/data/build/clean/language.py``."""
 
+Repeats = Literal["none", "passages", "paragraphs", "lines"]
+"""Spans of text of which later copies are cut."""
+REPEAT_WORDS = {"none": 0, "passages": 50, "paragraphs": 20, "lines": 10}
+"""Words of a span, or the fewest."""
+
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
 
@@ -83,6 +88,13 @@ class BuildConfig(Config):
     dedup``."""
     near_threshold: Real = Field(0.65, gt=0, le=1)
     """Minimum Jaccard similarity of two near-duplicates."""
+    repeats: Repeats = "none"
+    """What is cut out of training documents where it came earlier in the set, word for word, after duplicates are
+    dropped: ``passages`` (any ``repeat_words`` consecutive words), ``paragraphs`` or ``lines`` (with as many words or
+    more). The first copy stays; held-out documents count as first and are not cut, source code is left out."""
+    repeat_words: Whole | None = Field(None, ge=2)
+    """Words of a repeated passage; the fewest of a paragraph or line. Absent: 50, 20, 10. Of Chinese, Japanese, Thai,
+    Lao, Khmer and Burmese each character counts as a word."""
     decontaminate: tuple[str, ...] = ()
     """Files or folders of evaluation sets (any format of the inputs; all text fields of JSONL count). Documents that
     share 13 consecutive words with one of them are dropped."""
@@ -135,6 +147,10 @@ class BuildConfig(Config):
             )
         if self.dedup != "near" and "near_threshold" in self.model_fields_set:
             raise ValueError(f"near_threshold has no effect with dedup={self.dedup}")
+        if self.repeats != "none" and self.pii == "mark":
+            raise ValueError(f"repeats={self.repeats} moves the places that pii=mark writes; use pii=replace or keep")
+        if self.repeats == "none" and self.repeat_words is not None:
+            raise ValueError("repeat_words has no effect without repeats")
         if self.quality_model is None and "min_quality" in self.model_fields_set:
             raise ValueError("min_quality has no effect without quality_model")
         if not self.languages and "min_language_score" in self.model_fields_set:

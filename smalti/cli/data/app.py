@@ -6,6 +6,7 @@ from smalti.cli.data.build import build
 from smalti.cli.data.classifier import app as classifier
 from smalti.cli.data.curate import curate
 from smalti.cli.data.dedup import dedup
+from smalti.cli.data.diff import diff
 from smalti.cli.data.documents import documents
 from smalti.cli.data.explain import explain
 from smalti.cli.data.inspect import inspect
@@ -13,6 +14,7 @@ from smalti.cli.data.pack import pack
 from smalti.cli.data.to_mds import to_mds
 from smalti.cli.data.tokenize import tokenize
 from smalti.cli.data.tokenizers import app as tokenizers
+from smalti.cli.data.why import why
 
 app = typer.Typer(
     add_completion=False,
@@ -23,6 +25,8 @@ app = typer.Typer(
 
 app.command(epilog="Example: smalti data documents data/demo/raw")(documents)
 app.command(epilog="Example: smalti data build pages.yaml languages=[en,de] --dry-run")(build)
+app.command(epilog="Example: smalti data why crawl/page-1.html data/web")(why)
+app.command(epilog="Example: smalti data diff data/web-1 data/web-2")(diff)
 app.command(epilog="Example: smalti data curate demo-curate heldout_frac=0.1 --dry-run")(curate)
 app.command(epilog="Example: smalti data dedup demo-dedup threshold=0.8 --dry-run")(dedup)
 app.command(epilog="Example: smalti data tokenize demo-tokenize output=data/demo/tokens-2")(tokenize)

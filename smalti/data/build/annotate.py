@@ -29,12 +29,13 @@ from smalti.data.prepare.curate.normalize import normalize
 from smalti.data.prepare.curate.rules.presets import presets_by_name
 from smalti.data.prepare.curate.rules.rule import Preset, measure
 
-VERSION = 2
+VERSION = 3
 """Raised with every change after which the same inputs would give other rows."""
 
 EXTRACTED = pa.schema(
     [
         ("id", pa.string()),
+        ("source", pa.string()),
         ("kind", pa.string()),
         ("encoding", pa.string()),
         ("problem", pa.string()),
@@ -47,6 +48,7 @@ EXTRACTED = pa.schema(
 ANNOTATED = pa.schema(
     [
         ("id", pa.string()),
+        ("source", pa.string()),
         ("kind", pa.string()),
         ("problem", pa.string()),
         ("part", pa.string()),
@@ -89,7 +91,9 @@ class AnnotateOptions:
     quality_digest: str | None = None
 
 
-def extract_shard(path: Path, files: tuple[SourceFile, ...], digests: tuple[str, ...], options: ExtractOptions) -> None:
+def extract_shard(
+    path: Path, source: str, files: tuple[SourceFile, ...], digests: tuple[str, ...], options: ExtractOptions
+) -> None:
     """Write the records of ``files`` to ``path``.
 
     RetryableError if the content of a file is not that of ``digests``: the rows would be stored under another's name.
@@ -100,6 +104,7 @@ def extract_shard(path: Path, files: tuple[SourceFile, ...], digests: tuple[str,
                 record = extracted_row.record
                 row = {
                     "id": record.id,
+                    "source": source,
                     "kind": extracted_row.kind,
                     "encoding": extracted_row.encoding,
                     "problem": record.problem,

@@ -1,4 +1,4 @@
-"""``smalti data build``: extract, annotate, select, remove near-duplicates, publish.
+"""``smalti data build``: extract, annotate, select, remove near-duplicates, cut repeats, publish.
 
 Guarantees: the same inputs and recipe give the same files, byte for byte, with any number of processes and after any
 kill; every document that was found is in ``documents/`` or in ``drops/``; what did not change is not computed again;
@@ -23,9 +23,10 @@ from smalti.data.build.extract.html import html_method
 from smalti.data.build.extract.read import ExtractOptions
 from smalti.data.build.inputs import InputShard, find_inputs, input_shards
 from smalti.data.build.publish import publish
+from smalti.data.build.repeats.cut import cut_repeats
 from smalti.data.build.report import BuildReport
 from smalti.data.build.select import select
-from smalti.data.build.shards import Shard, run_shards
+from smalti.data.build.shards import Shard, n_workers, run_shards, shards_digest
 from smalti.data.documents.files import find_files
 from smalti.data.documents.publish import check_not_nested, only_writer
 from smalti.data.prepare.classifier.model import Classifier
@@ -71,11 +72,14 @@ def build(config: BuildConfig, progress: Progress = no_progress) -> BuildReport:
             by_source[shard.source].append(path)
         selected = steps.stage("select", {}, lambda to: select(to, config, sources, by_source, progress))
         _check_not_empty(selected, config)
-        last = selected
+        done = [selected]
         if config.dedup == NEAR:
             near = _near_config(config, selected, work)
-            last = steps.stage(NEAR, {}, lambda to: _near(near, to, progress))
-        report = publish(config, digest, html, selected, last, progress)
+            done.append(steps.stage(NEAR, {}, lambda to: _near(near, to, progress)))
+        if config.repeats != "none":
+            last = done[-1]
+            done.append(steps.stage("repeats", {}, lambda to: cut_repeats(to, last, config, progress)))
+        report = publish(config, (digest, shards_digest(annotated)), html, done, progress)
         steps.remove()
         _forget(work, {*annotated, *_extracted(config, shards, html, work)})
     return report
@@ -97,7 +101,7 @@ def _annotate(
     progress: Progress,
 ) -> list[Path]:
     """Run the two steps that work shard by shard; returns the annotated shards."""
-    workers = config.workers or len(os.sched_getaffinity(0))
+    workers = n_workers(config)
     inputs = {item.source: item for item in config.inputs}
     extracted = _extracted(config, shards, html, work)
     annotated = []
@@ -107,7 +111,9 @@ def _annotate(
         annotated.append(work / "annotated" / f"{digest_json(settings)}.parquet")
     tasks = [
         Shard(
-            path, (shard.files, shard.file_digests, _extract_options(config, inputs[shard.source], html)), shard.n_bytes
+            path,
+            (shard.source, shard.files, shard.file_digests, _extract_options(config, inputs[shard.source], html)),
+            shard.n_bytes,
         )
         for shard, path, result in zip(shards, extracted, annotated, strict=True)
         if not result.exists()

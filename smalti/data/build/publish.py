@@ -2,9 +2,8 @@
 
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -21,11 +20,14 @@ from smalti.data.prepare.curate.report import FORMAT_KIND, RECORD_NAME
 from smalti.data.prepare.dedup.output import OUTPUT_DROP_SCHEMA
 
 
-def publish(config: BuildConfig, digest: str, html: str, selected: Path, last: Path, progress: Progress) -> BuildReport:
-    """Replace ``config.output`` by the documents of the step ``last`` and the drops of both steps.
+def publish(
+    config: BuildConfig, digests: tuple[str, str], html: str, steps: Sequence[Path], progress: Progress
+) -> BuildReport:
+    """Replace ``config.output`` by the documents of the last of ``steps`` and the drops of all.
 
-    ``digest`` identifies inputs and recipe; ``selected`` is the folder of the step ``select``.
+    ``digests`` identify inputs and recipe, and the annotated shards; ``steps`` are folders, that of ``select`` first.
     """
+    selected, last = steps[0], steps[-1]
     progress("writing", 0, 1, "part")
     with publication(config.output, kind=FORMAT_KIND, record_name=RECORD_NAME) as result:
         for path in sorted((last / "documents").rglob("*.parquet")):
@@ -34,14 +36,15 @@ def publish(config: BuildConfig, digest: str, html: str, selected: Path, last: P
             _link(path, to)
         for path in sorted((selected / "drops").glob("*.parquet")):
             with open_writer(result.work / "drops" / path.name, OUTPUT_DROP_SCHEMA) as writer:
-                for table in _drops(path, last / "drops" / path.name if last != selected else None):
+                for table in _drops([step / "drops" / path.name for step in steps]):
                     writer.write_table(table)
-        report = BuildReport.of(config, html, selected, last)
+        report = BuildReport.of(config, html, steps)
         store.write_text(result.work / "report.md", report.as_markdown())
         files = parquet_digests(result.work)
         result.record = report.as_json() | {
             "config": identity(config) | {"output": None},
-            "build_digest": digest,
+            "build_digest": digests[0],
+            "shards_digest": digests[1],
             "files": files,
             "digest": digest_json(files),
         }
@@ -56,13 +59,8 @@ def _link(path: Path, to: Path) -> None:
         shutil.copyfile(path, to)
 
 
-def _drops(first: Path, second: Path | None) -> Iterator[pa.Table]:
-    for path in (first, second):
-        if path is None:
-            continue
+def _drops(paths: Sequence[Path]) -> Iterator[pa.Table]:
+    for path in paths:
         with pq.ParquetFile(path) as file:
             for group in range(file.num_row_groups):
-                table: Any = file.read_row_group(group)
-                if "partner" not in table.column_names:
-                    table = table.append_column("partner", pa.nulls(table.num_rows, pa.string()))
-                yield table.select(OUTPUT_DROP_SCHEMA.names).cast(OUTPUT_DROP_SCHEMA)
+                yield file.read_row_group(group)

@@ -5,7 +5,9 @@ It has the fields of the report of a curation, so ``smalti data tokenize``, ``de
 
 import json
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +20,14 @@ from smalti.data.prepare.curate.report import FORMAT_KIND, RECORD_NAME, markdown
 
 COLUMNS = ("step", "documents in", "dropped", "of them", "kept")
 DROP_COLUMNS = ("source", "rule", "documents", "bytes")
-_STEP_OF = {"extract": "extract", "dedup": "deduplicate", "decontaminate": "decontaminate", "language": "language"}
-_STEPS = ("extract", "language", "quality", "pii", "decontaminate", "deduplicate")
+_STEP_OF = {
+    "extract": "extract",
+    "dedup": "deduplicate",
+    "decontaminate": "decontaminate",
+    "language": "language",
+    "repeats": "repeats",
+}
+_STEPS = ("extract", "language", "quality", "pii", "decontaminate", "deduplicate", "repeats")
 
 
 @dataclass(frozen=True)
@@ -31,15 +39,14 @@ class BuildReport:
     """False: the output was up to date and nothing was done."""
 
     @classmethod
-    def of(cls, config: BuildConfig, html: str, selected: Path, last: Path) -> "BuildReport":
-        """Join the records of the steps ``select`` and ``last``."""
-        first: dict[str, Any] = store.read_json(selected / RECORD_NAME)
-        second: dict[str, Any] = store.read_json(last / RECORD_NAME)
-        figures: dict[str, Any] = store.read_json(selected / "figures.json")
+    def of(cls, config: BuildConfig, html: str, steps: Sequence[Path]) -> "BuildReport":
+        """Join the records of steps, of which ``select`` is the first and each reads what the one before kept."""
+        records: list[dict[str, Any]] = [store.read_json(step / RECORD_NAME) for step in steps]
+        first = records[0]
+        figures: dict[str, Any] = store.read_json(steps[0] / "figures.json")
         sources = {
             source: {
-                split: _joined(first["sources"][source][split], second["sources"][source][split], last != selected)
-                for split in SPLITS
+                split: reduce(_joined, [record["sources"][source][split] for record in records]) for split in SPLITS
             }
             for source in first["sources"]
         }
@@ -52,8 +59,8 @@ class BuildReport:
             "build": {"html": html, **figures["counts"], "near_limits": figures["near_limits"]},
         }
         values["build"]["steps"] = _steps(sources)
-        if "dedup" in second:
-            values["dedup"] = second["dedup"]
+        for record in records:
+            values |= {name: record[name] for name in ("dedup", "repeats") if name in record}
         return cls(values)
 
     @classmethod
@@ -107,6 +114,12 @@ class BuildReport:
             notes.append(f"files that are not UTF-8: {counts}")
         if built["cut_parts"]:
             notes.append(f"long documents were cut into {format_quantity(built['cut_parts'], 'part')} (ID#1, ID#2 ...)")
+        if values.get("repeats"):
+            repeats = values["repeats"]
+            notes.append(
+                f"repeated {repeats['unit']} of {repeats['min_words']} words or more: {repeats['words']:,} words cut "
+                f"out of {format_quantity(repeats['documents'], 'document')}"
+            )
         for source, suffixes in values["skipped_files"].items():
             skipped = ", ".join(f"'{suffix}' {count:,}" for suffix, count in suffixes.items())
             notes.append(f"{source}: skipped, of no known kind: {skipped}")
@@ -132,6 +145,10 @@ class BuildReport:
         parts += ["## Languages", "", *markdown_table(("language", "documents read"), languages), ""]
         if built["near_limits"]:
             parts += ["## Examples near the limits", "", *_examples(built["near_limits"])]
+        if self.values.get("repeats", {}).get("examples"):
+            cuts = [[_cell(f"{row['source']}/{row['id']}"), f"{row['words']:,}", _cell(row["text"])]
+                    for row in self.values["repeats"]["examples"]]  # fmt: skip
+            parts += ["## The longest cuts", "", *markdown_table(("document", "words", "text"), cuts), ""]
         notes = self.notes()
         return "\n".join([*parts, *(["## Notes", "", *(f"- {note}" for note in notes), ""] if notes else [])])
 
@@ -158,16 +175,14 @@ def _steps(sources: dict[str, Any]) -> list[dict[str, Any]]:
     return steps
 
 
-def _joined(first: dict[str, Any], second: dict[str, Any], is_near: bool) -> dict[str, Any]:
+def _joined(first: dict[str, Any], second: dict[str, Any]) -> dict[str, Any]:
     """Join the counts of a split: what ``first`` read, and what ``second`` kept of that."""
-    if not is_near:
-        return first
     drops = _merged([first["drops"], second["drops"]])
     n_bytes = {
         "in": first["bytes"]["in"],
         "kept": second["bytes"]["kept"],
         "dropped": sum(count["bytes"] for count in drops.values()),
-        "edited": first["bytes"]["edited"],
+        "edited": first["bytes"]["edited"] + second["bytes"]["edited"],
     }
     n_in, n_kept = first["documents"]["in"], second["documents"]["kept"]
     n_dropped = sum(count["documents"] for count in drops.values())

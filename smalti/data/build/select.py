@@ -20,11 +20,12 @@ from smalti.data.build.policy import Policy
 from smalti.data.build.step_counts import StepCounts
 from smalti.data.documents.files import FoundFiles
 from smalti.data.documents.heldout import HELDOUT, SPLITS
-from smalti.data.documents.parquet import DOCUMENT_SCHEMA, DROP_SCHEMA, RowWriter
+from smalti.data.documents.parquet import DOCUMENT_SCHEMA, RowWriter
 from smalti.data.documents.publish import parquet_digests
 from smalti.data.prepare.curate.duplicates import duplicate_drops
 from smalti.data.prepare.curate.queries import TRAIN_KEY
 from smalti.data.prepare.curate.report import FORMAT_KIND, RECORD_NAME, Report
+from smalti.data.prepare.dedup.output import OUTPUT_DROP_SCHEMA
 
 SELECTED_SCHEMA = pa.schema(
     [*DOCUMENT_SCHEMA, ("source", pa.string()), ("language", pa.string()), ("language_score", pa.float64())]
@@ -121,7 +122,7 @@ def _write(
     ids: set[int] = set()
     n_rows = 0
     with ExitStack() as stack:
-        drops = stack.enter_context(RowWriter(to / "drops" / f"{source}.parquet", DROP_SCHEMA))
+        drops = stack.enter_context(RowWriter(to / "drops" / f"{source}.parquet", OUTPUT_DROP_SCHEMA))
         documents = {
             split: stack.enter_context(RowWriter(to / "documents" / source / f"{split}.parquet", schema))
             for split in SPLITS
@@ -140,12 +141,12 @@ def _write(
             split = report.of(source, row["split"])
             if decision["rule"] is not None:
                 split.drop(decision["rule"], row["n_raw_bytes"])
-                drops.add({name: decision.get(name, row.get(name)) for name in DROP_SCHEMA.names})
+                drops.add({name: decision.get(name, row.get(name)) for name in OUTPUT_DROP_SCHEMA.names})
                 continue
             n_bytes = len(row["text"].encode())
             split.keep(row["n_raw_bytes"], n_bytes)
             document = {name: row.get(name) for name in schema.names}
-            documents[row["split"]].add(document | {"group": row["id"], "n_bytes": n_bytes, "source": source}, n_bytes)
+            documents[row["split"]].add(document | {"group": row["id"], "n_bytes": n_bytes}, n_bytes)
     for name in SPLITS:
         report.of(source, name).check()
     if n_rows > len(ids):

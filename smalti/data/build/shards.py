@@ -16,8 +16,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from smalti.base.errors import RetryableError
+from smalti.base.hashing import digest_json
 from smalti.base.processes import die_with_parent
 from smalti.base.progress import Progress
+from smalti.config.build import BuildConfig
 from smalti.data.prepare.daft_engine import as_smalti_error
 
 _IN_PROCESS_BYTES = 4 << 20
@@ -34,6 +36,16 @@ class Shard:
     """Further arguments of the function, after the path to write to."""
     n_bytes: int
     """Approximate size of the input, for progress."""
+
+
+def n_workers(config: BuildConfig) -> int:
+    """Return the number of processes of a recipe: ``workers``, or one for each core."""
+    return config.workers or len(os.sched_getaffinity(0))
+
+
+def shards_digest(paths: Sequence[Path]) -> str:
+    """Return a digest of the names of shards, which identify their contents, in any order."""
+    return digest_json(sorted(path.stem for path in paths))
 
 
 def run_shards(

@@ -17,7 +17,7 @@ class _Keeper(NamedTuple):
 
 
 def duplicate_drops(staged: Iterable[Path], *, leaks_only: bool = False) -> dict[int, dict[str, Any]]:
-    """Return key -> rule, reason and score of each exact duplicate.
+    """Return key -> rule, reason, score and partner (``source/id``, which is kept) of each exact duplicate.
 
     Args:
         staged: Parquet files with the columns key (see TRAIN_KEY), source, id, digest and rule.
@@ -45,6 +45,7 @@ def _names(keys: set[int], paths: list[str]) -> dict[int, str]:
 
 
 def _drop(key: int, keeper: _Keeper) -> dict[str, Any]:
+    drop = {"score": 1.0, "partner": keeper.name}
     if key >= TRAIN_KEY > keeper.key:
-        return {"rule": "dedup/heldout", "reason": f"equal to the held-out document {keeper.name}", "score": 1.0}
-    return {"rule": "dedup/exact", "reason": f"equal to {keeper.name}", "score": 1.0}
+        return drop | {"rule": "dedup/heldout", "reason": f"equal to the held-out document {keeper.name}"}
+    return drop | {"rule": "dedup/exact", "reason": f"equal to {keeper.name}"}

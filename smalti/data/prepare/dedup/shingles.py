@@ -112,20 +112,25 @@ def _hash_words(data: npt.NDArray[np.uint8], starts: I64, stops: I64) -> U64:
     """Hash each word, in pieces of the data that fit into a cache."""
     pieces = np.flatnonzero(np.diff(starts // _PIECE_BYTES, prepend=-1, append=-2))
     values = [
-        _hash_piece(data[starts[a] : stops[b - 1]], starts[a:b] - starts[a], stops[a:b] - starts[a])
+        hash_spans(data[starts[a] : stops[b - 1]] + np.uint64(1), starts[a:b] - starts[a], stops[a:b] - starts[a])
         for a, b in pairwise(pieces.tolist())
     ]
     return np.concatenate(values) if values else np.empty(0, np.uint64)
 
 
-def _hash_piece(data: npt.NDArray[np.uint8], starts: I64, stops: I64) -> U64:
-    """Hash each word by a polynomial in its bytes, modulo 2^64, from prefix sums: no loop over words."""
+def hash_spans(values: U64, starts: I64, stops: I64) -> U64:
+    """Hash each span of ``values`` by a polynomial modulo 2^64, from prefix sums: no loop over spans.
+
+    Spans may overlap. A hash does not depend on where its span begins.
+    """
+    if not len(values):
+        return np.empty(0, np.uint64)
     with np.errstate(over="ignore"):
-        sums = np.zeros(len(data) + 1, np.uint64)
-        np.cumsum((data + np.uint64(1)) * _powers(_BASE, len(data)), out=sums[1:])
-        # Multiplied by the inverse power of its start, the sum of a word does not depend on its position.
-        values = (sums[stops] - sums[starts]) * _powers(_INVERSE, len(data))[starts]
-        return mix(values + (stops - starts).astype(np.uint64))
+        sums = np.zeros(len(values) + 1, np.uint64)
+        np.cumsum(values * _powers(_BASE, len(values)), out=sums[1:])
+        # Multiplied by the inverse power of its start, the sum of a span does not depend on its position.
+        hashes = (sums[stops] - sums[starts]) * _powers(_INVERSE, len(values))[starts]
+        return mix(hashes + (stops - starts).astype(np.uint64))
 
 
 def _powers(base: int, n: int) -> U64:
