@@ -91,9 +91,9 @@ def diff(first: str, second: str, n_examples: int = 3, progress: Progress = no_p
     """Compare the outputs of two builds.
 
     Returns:
-        ``recipe``: the fields that differ; ``totals``: documents and bytes; ``added``, ``removed`` and ``changed``: a row
-        for each source, step and rule. Of an added document step and rule are those that had dropped it in ``first``, of a removed
-        one those that drop it in ``second``; ``input`` where that version has not read it.
+        ``recipe``: the fields that differ; ``totals``: documents and bytes; ``added``, ``removed`` and ``changed``:
+        a row for each source, step and rule. Of an added document step and rule are those that had dropped it in
+        ``first``, of a removed one those that drop it in ``second``; ``input`` where that version has not read it.
     """
     versions = _Version.of(first), _Version.of(second)
     sources = sorted({source for version in versions for source in version.record["sources"]})

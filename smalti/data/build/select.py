@@ -1,17 +1,20 @@
 """The step that applies the policy and drops exact duplicates; it writes a folder that ``smalti data dedup`` reads.
 
-Memory: a batch of texts, the keys of duplicates, and the examples of the report.
+Memory: a batch of texts, the examples of the report, 16 bytes for each document of the largest source, and what exact
+duplicates take (``find_duplicates``).
 """
 
+from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 
 from smalti.base import store
-from smalti.base.hashing import digest_json
+from smalti.base.hashing import digest_json, xxh3
 from smalti.base.progress import Progress
 from smalti.config.build import BuildConfig
 from smalti.data.build.annotate import batches
@@ -22,7 +25,7 @@ from smalti.data.documents.files import FoundFiles
 from smalti.data.documents.heldout import HELDOUT, SPLITS
 from smalti.data.documents.parquet import DOCUMENT_SCHEMA, RowWriter
 from smalti.data.documents.publish import parquet_digests
-from smalti.data.prepare.curate.duplicates import duplicate_drops
+from smalti.data.prepare.curate.duplicates import Duplicates, find_duplicates, no_duplicates
 from smalti.data.prepare.curate.queries import TRAIN_KEY
 from smalti.data.prepare.curate.report import FORMAT_KIND, RECORD_NAME, Report
 from smalti.data.prepare.dedup.output import OUTPUT_DROP_SCHEMA
@@ -61,9 +64,9 @@ def select(
         shards: Source -> its annotated shards, in order.
     """
     decisions = _decide(to / "decisions", Policy.of(config), shards, progress)
-    duplicates = {} if config.dedup == "none" else duplicate_drops(decisions.values())
-    if config.dedup == "none" and config.heldout_frac:
-        duplicates = duplicate_drops(decisions.values(), leaks_only=True)
+    duplicates = no_duplicates()
+    if config.dedup != "none" or config.heldout_frac:
+        duplicates = find_duplicates(decisions.values(), leaks_only=config.dedup == "none")
     report = Report(heldout_frac=float(config.heldout_frac))
     report.skipped_files = {name: files.skipped for name, files in found.items() if files.skipped}
     counts = StepCounts()
@@ -111,7 +114,7 @@ def _write(
     found: FoundFiles,
     shards: Sequence[Path],
     decisions: Path,
-    duplicates: Mapping[int, dict[str, Any]],
+    duplicates: Duplicates,
     figures: tuple[Report, StepCounts, NearLimits],
 ) -> None:
     """Write the documents and drops of one source."""
@@ -119,8 +122,7 @@ def _write(
     schema = MARKED_SCHEMA if config.pii == "mark" else SELECTED_SCHEMA
     if config.quality_model is not None:
         schema = schema.append(pa.field("quality", pa.float64()))
-    ids: set[int] = set()
-    n_rows = 0
+    ids = array("q")
     with ExitStack() as stack:
         drops = stack.enter_context(RowWriter(to / "drops" / f"{source}.parquet", OUTPUT_DROP_SCHEMA))
         documents = {
@@ -133,10 +135,9 @@ def _write(
             drops.add({"id": path, "source": source, "split": SPLITS[0], "rule": UNNAMABLE_RULE, "reason": reason})
         for row, decision in zip(_rows(shards), _rows([decisions]), strict=True):
             assert row["id"] == decision["id"]
-            ids.add(hash(row["id"]))
-            n_rows += 1
+            ids.append(xxh3(row["id"].encode()) >> 1)
             limits.add(source, row, dropped_by=decision["rule"])
-            decision |= duplicates.get(decision["key"], {})
+            decision |= duplicates.of(decision["key"])
             counts.add(row, decision["rule"])
             split = report.of(source, row["split"])
             if decision["rule"] is not None:
@@ -149,8 +150,9 @@ def _write(
             documents[row["split"]].add(document | {"group": row["id"], "n_bytes": n_bytes}, n_bytes)
     for name in SPLITS:
         report.of(source, name).check()
-    if n_rows > len(ids):
-        report.repeated_ids[source] = n_rows - len(ids)
+    n_repeated = len(ids) - len(np.unique(np.frombuffer(ids, np.int64)))
+    if n_repeated:
+        report.repeated_ids[source] = n_repeated
 
 
 def _rows(paths: Sequence[Path]) -> Iterator[dict[str, Any]]:

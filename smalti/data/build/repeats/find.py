@@ -2,9 +2,9 @@
 
 A span is cut if an equal one begins and ends before it. The first of equal spans stays, so no text is lost.
 
-Each block writes the sorted distinct hashes of its spans; ranges of hashes are compared across blocks; each block finds
-its spans again and cuts those that an earlier one has. Memory: a block in each process, 300 MiB for a range. Disk: 8 bytes
-for each distinct span of a block.
+Each block writes the sorted distinct hashes of its spans; ranges of hashes are compared across blocks; each block
+finds its spans again and cuts those that an earlier one has. Memory: a block in each process, 300 MiB for a range.
+Disk: 8 bytes for each distinct span of a block.
 """
 
 from collections.abc import Iterator, Sequence

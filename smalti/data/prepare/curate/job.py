@@ -24,7 +24,7 @@ from smalti.data.documents.parquet import DROP_SCHEMA, RowWriter, documents_sche
 from smalti.data.documents.publish import check_not_nested, parquet_digests, publication
 from smalti.data.documents.readers import RAW_SCHEMA, ReadOptions, read_tasks
 from smalti.data.prepare.curate.drop_list import find_listed, read_drop_list
-from smalti.data.prepare.curate.duplicates import duplicate_drops
+from smalti.data.prepare.curate.duplicates import Duplicates, find_duplicates
 from smalti.data.prepare.curate.examine import EMPTY_RULE, EXAMINED_SCHEMA, UNREADABLE_RULE, Examination
 from smalti.data.prepare.curate.queries import TRAIN_KEY, transform
 from smalti.data.prepare.curate.report import FORMAT_KIND, RECORD_NAME, Cut, Report, as_markdown
@@ -61,13 +61,13 @@ def curate(config: CurateConfig, progress: Progress = no_progress) -> Report:
                 report.repeated_ids[name] = repeated
             if cut.documents:
                 report.cut[name] = cut
-        drops = duplicate_drops(staged.values(), leaks_only=config.dedup == "none")
+        duplicates = find_duplicates(staged.values(), leaks_only=config.dedup == "none")
+        listed_drops: dict[int, dict[str, Any]] = {}
         if config.drop_documents is not None:
             listed_drops, report.unknown_listed = find_listed(config.drop_documents, listed, staged)
-            drops = listed_drops | drops
         for number, (name, path) in enumerate(staged.items()):
             progress("writing", number, len(staged), "source")
-            _write(name, path, result.work, drops, report, config.sources[name].keep_fields)
+            _write(name, path, result.work, (listed_drops, duplicates), report, config.sources[name].keep_fields)
             path.unlink()
         stage.rmdir()
         if not report.kept_documents:
@@ -145,12 +145,13 @@ def _write(
     name: str,
     staged: Path,
     work: Path,
-    drop_of: dict[int, dict[str, Any]],
+    drops_by_key: tuple[dict[int, dict[str, Any]], Duplicates],
     report: Report,
     keep_fields: tuple[str, ...],
 ) -> None:
     """Write the documents and drops of one source: the second pass."""
     schema = documents_schema(keep_fields)
+    listed, duplicates = drops_by_key
     with ExitStack() as stack:
         drops = stack.enter_context(RowWriter(work / "drops" / f"{name}.parquet", DROP_SCHEMA))
         documents = {
@@ -159,7 +160,7 @@ def _write(
         }
         for row in _rows(staged):
             counts = report.of(name, row["split"])
-            row |= drop_of.get(row["key"], {})
+            row |= listed.get(row["key"], {}) | duplicates.of(row["key"])
             if row["rule"] is not None:
                 counts.drop(row["rule"], row["n_raw_bytes"])
                 drops.add({"source": name, **{key: row[key] for key in DROP_SCHEMA.names if key != "source"}})
