@@ -3,6 +3,7 @@
 import json
 import random
 import tempfile
+import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -134,11 +135,13 @@ def test_a_build_cuts_a_sentence_that_many_documents_share_and_nothing_else(tmp_
     rng = random.Random(11)
     shared = sentence(rng, 61)
     plain = {f"plain-{i}": prose(rng) for i in range(20)}
-    around = {f"with-{i}": (prose(rng), prose(rng)) for i in range(40)}
+    # Words that no other has are beside it: of others some would repeat too, and be cut with it.
+    around = {f"with-{i}": (f"{prose(rng)} {sentence(rng, 2)}", f"{sentence(rng, 2)} {prose(rng)}") for i in range(40)}
     texts = plain | {name: f"{before}\n\n{shared} {after}" for name, (before, after) in around.items()}
     texts["only"] = shared
     write(tmp_path / "in" / "a.jsonl", texts)
-    (tmp_path / "in" / "b.py").write_text(f"# {shared}\nvalue = 1\n")
+    code = "def value():\n" + textwrap.indent(f'"""{textwrap.fill(f"Text. {shared} End.", 70)}\n"""\nreturn 1', "    ")
+    (tmp_path / "in" / "b.py").write_text(code)
     config = {"name": "t", "inputs": str(tmp_path / "in"), "output": str(tmp_path / "out"), "workers": 1,
               "html": "tags", "dedup": "exact", "heldout_frac": 0.1, "repeats": "passages"}  # fmt: skip
     report = build(BuildConfig.model_validate(config))
@@ -151,7 +154,7 @@ def test_a_build_cuts_a_sentence_that_many_documents_share_and_nothing_else(tmp_
     cut = {name for name in around if name not in held}
     assert all(documents[name]["text"] == f"{around[name][0]}\n\n{around[name][1]}" for name in cut)
     assert all(row["n_bytes"] == len(row["text"].encode()) for row in documents.values())
-    assert shared in documents["b.py"]["text"]
+    assert documents["b.py"]["text"] == code
     assert {name: row["rule"] for name, row in drops.items()} == {"only": "repeats/passages"}
     repeats = report.values["repeats"]
     assert (repeats["documents"], repeats["words"]) == (len(cut) + 1, 61 * (len(cut) + 1))
