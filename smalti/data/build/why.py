@@ -137,10 +137,10 @@ def _filtered(paths: Sequence[Path], rows: pc.Expression, columns: list[str] | N
         return []
     try:
         files = pa.dataset.dataset([str(path) for path in paths], format="parquet")
-        found: list[dict[str, Any]] = files.to_table(columns=columns, filter=rows).to_pylist()
+        matches: list[dict[str, Any]] = files.to_table(columns=columns, filter=rows).to_pylist()
     except (pa.ArrowException, OSError) as error:
         raise DataError(f"{paths[0].parent} cannot be read: {error}", hint="run 'smalti data build' again") from error
-    return found
+    return matches
 
 
 def _similar(folder: str, document: str) -> str:

@@ -59,3 +59,23 @@ def test_a_build_and_its_second_run(place, capsys):
 def test_errors_are_for_the_one_who_wrote_the_recipe(place, capsys, change, message):
     assert run(["data", "build", "recipe.yaml", change]) == 2
     assert message in capsys.readouterr().err
+
+
+def test_what_happened_to_a_document_and_between_two_builds(place, capsys):
+    assert run(["data", "build", "recipe.yaml", "html=tags", "dedup=exact"]) == 0
+    assert run(["data", "build", "recipe.yaml", "html=tags", "dedup=none", "output=all", "name=all"]) == 0
+    capsys.readouterr()
+    assert run(["data", "why", "copy.txt", "out"]) == 0
+    out = capsys.readouterr().out
+    assert "kept instead of 1  docs/3.txt (dedup/exact)" in out or "duplicate of  docs/3.txt (train, kept)" in out
+    assert "safe/letters" in out
+    assert run(["data", "why", "docs/de.md", "out", "--json"]) == 0
+    assert json_of(capsys)[0]["rule"] == "language"
+    assert run(["data", "why", "nothing", "out"]) == 2
+    assert "hint:" in capsys.readouterr().err
+    assert run(["data", "diff", "out", "all"]) == 0
+    out = capsys.readouterr().out
+    assert "added: dropped in A by" in out
+    assert "deduplicate" in out
+    assert run(["data", "diff", "out", "all", "--json"]) == 0
+    assert json_of(capsys)["totals"]["added"]["documents"] == 1
