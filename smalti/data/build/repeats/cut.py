@@ -50,7 +50,7 @@ def cut_repeats(to: Path, before: Path, config: BuildConfig, progress: Progress)
     run_shards(f"cutting {unit}", write_cuts, tasks, workers, progress)
     report = Report()
     longest: list[dict[str, Any]] = []
-    totals = {"unit": unit, "min_words": min_words, "documents": 0, "words": 0}
+    totals: dict[str, Any] = {"unit": unit, "min_words": min_words, "documents": 0, "words": 0}
     for source in sources:
         _write(to, before, source, cuts, (report, totals, longest), f"repeats/{unit}")
     for folder in ("hashes", "earlier", "cuts"):
