@@ -183,7 +183,7 @@ def test_a_sentence_that_is_repeated_sixty_thousand_times_stays_once(tmp_path):
     schema = [("id", pa.string()), ("text", pa.large_string()), ("language", pa.string()), ("n_bytes", pa.int64())]
     path = tmp_path / "before" / "documents" / "web" / "train.parquet"
     path.parent.mkdir(parents=True)
-    tails = [sentence(rng, 3) for _ in range(60_000)]
+    tails = [f"only{number} {sentence(rng, 2)}" for number in range(60_000)]
     with pq.ParquetWriter(path, pa.schema(schema)) as writer:
         for at in range(0, len(tails), 5000):
             texts = [f"{shared} {tail}" for tail in tails[at : at + 5000]]
