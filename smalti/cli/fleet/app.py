@@ -237,7 +237,7 @@ def controller() -> None:
     raise typer.Exit(main())
 
 
-@app.command(epilog="Example: SMALTI_PEER_KEY=... smalti fleet hold --host 0.0.0.0 --port 7390")
+@app.command(epilog="Example: smalti fleet hold --host 0.0.0.0 --port 7390")
 def hold(
     host: Annotated[str, typer.Option(help="Address at which runs on other nodes reach this one.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="0: any that is free.")] = 7390,
