@@ -44,7 +44,7 @@ class ForkedCommand:
         """What it has printed so far."""
         return self._output.read_text()
 
-    def finish(self, timeout_s: float = 90) -> tuple[int, str]:
+    def finish(self, timeout_s: float = 240) -> tuple[int, str]:
         """Exit code and output, of the agent and of rank 0, at the end."""
         self._process.join(timeout_s)
         if self._process.is_alive():

@@ -60,8 +60,8 @@ def _study(figures: dict[str, Any]) -> tuple[str, str]:
     return (
         f"4 of 16 experts beside a dense model at equal training FLOPs, {row['tokens'] / 1e6:.1f}M tokens, "
         f"{row['seeds']} seeds",
-        f"{row['less_than_dense']:.3f} ± {row['less_than_dense_half']:.3f} held-out bits per byte less; the seeds "
-        f"{min(gains):.2f} to {max(gains):.2f}",
+        f"{row['less_than_dense']:.3f} ± {row['less_than_dense_half']:.3f} held-out bits per byte below dense; the "
+        f"seeds {min(gains):.2f} to {max(gains):.2f}",
     )
 
 

@@ -158,7 +158,7 @@ def show(study: Study, results: Results, speed: dict[str, dict[str, float]]) -> 
     """Print the tables of the page."""
     for tokens, kinds in grid(study, results).items():
         rates = sorted({float(lr) for row in kinds.values() for lr in row})
-        print(f"\nBits per byte by learning rate, {int(tokens) / 1e6:.2f}M tokens\n")
+        print(f"\nBits per byte by learning rate, the seeds that choose, {int(tokens) / 1e6:.2f}M tokens\n")
         print(_line(["", *(f"{lr:g}" for lr in rates)]))
         print(_line(["---"] * (len(rates) + 1)))
         for kind, row in kinds.items():
@@ -167,10 +167,10 @@ def show(study: Study, results: Results, speed: dict[str, dict[str, float]]) -> 
         print(f"\nDiverged, so their rates are never the best: {', '.join(diverged)}")
     for tokens, rows in summary(study, results).items():
         seeds = max(row["seeds"] for row in rows.values())
-        print(f"\nAt each one's best rate, {int(tokens) / 1e6:.2f}M tokens, {seeds} seeds\n")
-        heads = "|parameters|active|rate|steps|TFLOP|bits per byte|less than dense|FLOPs of dense for it|tokens/s"
+        print(f"\nAt each one's best rate, {int(tokens) / 1e6:.2f}M tokens, {seeds} seeds, 95 % intervals\n")
+        heads = "|parameters|active|rate|steps|TFLOP|bits per byte|less than dense|FLOPs of dense for it"
         print(_line(heads.split("|")))
-        print(_line(["---"] * 10))
+        print(_line(["---"] * 9))
         for kind, row in rows.items():
             print(_line([kind, *_cells(kind, row)]))
     if speed:
@@ -200,7 +200,6 @@ def _cells(kind: str, row: dict[str, Any]) -> list[str]:
         f"{row['bits_per_byte']:.4f} ± {row['bits_per_byte_half']:.4f}",
         less if kind != "dense" else "-",
         needed,
-        f"{row['tokens_per_s']:,.0f}",
     ]
 
 

@@ -5,7 +5,7 @@ from typing import Any, Literal, Self
 from pydantic import Field, model_validator
 
 from smalti.config.families import FAMILIES, FamilyName, misfits
-from smalti.config.schema import Config, Real, Whole, placement
+from smalti.config.schema import Config, NotAllowed, Real, Whole, placement
 
 
 class MoEConfig(Config):
@@ -48,8 +48,10 @@ class MoEConfig(Config):
     @model_validator(mode="after")
     def _top_k_fits(self) -> Self:
         if self.num_experts_per_tok > self.num_experts:
-            raise ValueError(
-                f"num_experts_per_tok={self.num_experts_per_tok} is more than num_experts={self.num_experts}"
+            raise NotAllowed(
+                f"num_experts_per_tok={self.num_experts_per_tok} is more than num_experts={self.num_experts}",
+                allowed=f"1 to {self.num_experts}",
+                hint="use fewer experts a token, or set model.moe.num_experts",
             )
         if not self.norm_topk_prob and self.norm_topk_p != 1:
             raise ValueError(f"norm_topk_p={self.norm_topk_p} has no effect with norm_topk_prob=false")
