@@ -247,7 +247,7 @@ def test_killed_resumed_and_never_killed_give_the_same_losses(work, dry_run):
         time.sleep(0.02)
     children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
     os.kill(int(children[1]), signal.SIGKILL)
-    _, text = process.communicate(timeout=60)
+    _, text = process.communicate(timeout=180)
     assert process.returncode == 0
     assert f"rank 1 (pid {children[1]}) was killed by SIGKILL" in text
     assert losses(work / "runs/killed") == losses(work / "runs/whole")
@@ -299,7 +299,7 @@ def test_a_stop_before_the_first_step_is_143_and_says_that_nothing_was_saved(wor
         time.sleep(0.02)
     # the ranks import torch
     process.send_signal(number)
-    _, text = process.communicate(timeout=60)
+    _, text = process.communicate(timeout=180)
     assert process.returncode == 143, text
     assert f"error: stopped by {number.name} before the first step; nothing was saved" in text
     assert "Traceback" not in text
