@@ -3,11 +3,11 @@
     make bench NAME=experts ARGS='--record --picture'   all of it; prints its time at the start, many hours on two cores
     make bench NAME=experts ARGS=--quick                a test in under a minute; its figures mean nothing
     make bench NAME=experts ARGS=--show                 the tables of what is finished; runs nothing
-    make bench NAME=experts ARGS='--recorded --record --picture'    the result of the recorded runs, also of a part
+    make bench NAME=experts ARGS='--recorded --record --picture'    of the recorded runs, whatever is missing
 
 Every kind tries a grid of learning rates for 1M tokens, extended where the best is at an edge; its two best rates are
 tried for 4M tokens, and the best of dense and of 4 of 16 trains for 16M. Rates are compared with the first seed; the
-best of a length gets all seeds (the longest at least five), and a rate that diverges is never the best. Runs have the
+best of a length gets all seeds (the longest at least six), and a rate that diverges is never the best. Runs have the
 same width, depth, batch, schedule and data: less than one epoch of Debian's packages. Active parameters are equal: an
 expert is as wide as the dense MLP divided by the number of active experts. The FLOPs of the router are compensated by
 fewer steps.

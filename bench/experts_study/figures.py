@@ -27,10 +27,20 @@ def interval(values: list[float]) -> tuple[float, float]:
     return statistics.mean(values), half
 
 
+def seeds_of(study: Study, results: Results, length: Length) -> list[int]:
+    """Return the seeds of a length: those that it calls for; of recorded runs, those that every kind has finished."""
+    seeds = list(range(max(study.seeds, length.min_seeds)))
+    if not study.only_recorded:
+        return seeds
+    rates = {kind: best_rate(scores(results), kind, length, study.grid_seeds) for kind in length.kinds}
+    best = [(kind, lr) for kind, lr in rates.items() if lr is not None]
+    return [seed for seed in seeds if all(Run(kind, length.steps, lr, seed) in results for kind, lr in best)]
+
+
 def best_runs(study: Study, results: Results, kind: str, length: Length) -> list[Result]:
     """Return the results of a kind at its best rate, by seed; empty before all seeds are finished."""
     lr = best_rate(scores(results), kind, length, study.grid_seeds)
-    seeds = range(max(study.seeds, length.min_seeds))
+    seeds = seeds_of(study, results, length)
     runs = [Run(kind, length.steps, lr, seed) for seed in seeds] if lr is not None else []
     return [results[run] | {"lr": lr} for run in runs] if all(run in results for run in runs) else []
 
@@ -222,7 +232,7 @@ def pictures(study: Study, results: Results) -> dict[str, str]:
     for kind, row in next(iter(grid(study, results).values()), {}).items():
         losses = {float(lr): loss for lr, loss in row.items() if loss is not None}
         rates.append(Series(kind, list(losses), list(losses.values()), colour=list(KINDS).index(kind)))
-    seeds = f"mean of {max(study.seeds, last.min_seeds)} seeds"
+    seeds = f"mean of {len(seeds_of(study, results, last))} seeds"
     return {
         "experts-heldout.svg": line_chart(
             heldout, title=f"Held-out bits per byte: {seeds}, each thin", x_label="million tokens", log_y=True

@@ -95,7 +95,7 @@ class Size:
     lengths: tuple[Length, ...] = (
         Length(256, evaluations=2, rates=None, extensions=2),
         Length(1024, evaluations=4, rates=2, extensions=1),
-        Length(4096, evaluations=16, rates=1, extensions=0, kinds=DECIDING, min_seeds=5, checkpoints=10),
+        Length(4096, evaluations=16, rates=1, extensions=0, kinds=DECIDING, min_seeds=6, checkpoints=10),
     )
     measured_steps: int = 32
     """Steps of the runs that measure speed."""

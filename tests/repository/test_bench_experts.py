@@ -317,6 +317,18 @@ def test_recorded_runs_are_shown_without_their_data(study: runs.Study) -> None:
     assert replace(recorded, only_recorded=True).results() == {Run("dense", 256, 1e-3, 0): row}
 
 
+def test_recorded_seeds_are_those_that_every_kind_has(study: runs.Study) -> None:
+    length = Size().lengths[-1]
+    ends = {(kind, seed): 2 - seed / 10 for kind in DECIDING for seed in range(5)}
+    del ends["dense", 3]
+    results = {Run(kind, length.steps, 4e-3, seed): {"bits_per_byte": [end]} for (kind, seed), end in ends.items()}
+    assert figures.best_runs(study, results, "4 of 16", length) == [], "six are called for"
+    recorded = replace(study, only_recorded=True)
+    for kind in DECIDING:
+        found = [run["bits_per_byte"] for run in figures.best_runs(recorded, results, kind, length)]
+        assert found == [[2.0], [1.9], [1.8], [1.6]]
+
+
 def test_show_prepares_no_data(experts: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     unfinished = tmp_path / "data-debian-2048" / "raw"
     unfinished.mkdir(parents=True)

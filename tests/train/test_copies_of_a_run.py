@@ -24,9 +24,7 @@ from smalti.distributed.checkpoint import checkpoint
 from smalti.track.checkpoints import manifest
 from smalti.track.checkpoints.copies import Copies
 from smalti.track.run import RunFolder
-from smalti.train import Hook, build, fit
-from smalti.train.loop import Job
-from smalti.train.step import StepResult
+from smalti.train import build, fit
 
 
 def _config(root: Path, ranks: int = 1, **train: Any) -> RunConfig:
@@ -39,16 +37,6 @@ def _fit(rank: int, config: RunConfig, fork: bool = False) -> int:
     job = build(config, fork=fork)
     fit(job)
     return job.state.step
-
-
-def _fit_until(rank: int, config: RunConfig, step: int) -> None:
-    class Terminate(Hook):
-        def on_step(self, job: Job, result: StepResult) -> None:
-            if job.state.step == step:
-                os.kill(os.getpid(), signal.SIGTERM)
-
-    with pytest.raises(Exception, match="stopped"):
-        fit(build(config, hooks=[Terminate()]))
 
 
 def _error(rank: int, config: RunConfig, kind: type[Exception]) -> str:
@@ -69,7 +57,7 @@ def _weights(config: RunConfig) -> dict[str, torch.Tensor]:
 @pytest.mark.parametrize("lost", ["checkpoints", "run folder"])
 def test_a_run_whose_disk_was_lost_continues_from_the_store_to_the_bit(lost: str, tmp_path: Path) -> None:
     config = _config(tmp_path, ranks=2)
-    run_ranks(2, _fit_until, config, 10)
+    run_ranks(2, toy_run.fit_until, config, 10)
     copied = {event["step"] for event in _events(config, "checkpoint_copied")}
     assert copied
     shutil.rmtree(Path(config.run_folder) / ("checkpoints" if lost == "checkpoints" else ""))

@@ -25,9 +25,6 @@ from smalti.track.checkpoints import manifest
 from smalti.track.checkpoints.copies import Copies
 from smalti.track.checkpoints.names import complete, folder_name, step_of
 from smalti.track.run import RunFolder
-from smalti.train import Hook, build, fit
-from smalti.train.loop import Job
-from smalti.train.step import StepResult
 
 KEPT = 2
 
@@ -74,16 +71,6 @@ class _Attempt:
 
 def _hidden(folder: Path) -> list[str]:
     return [path.name for path in folder.iterdir() if path.name.startswith(".")]
-
-
-def _fit_until(rank: int, config: RunConfig, step: int) -> None:
-    class Terminate(Hook):
-        def on_step(self, job: Job, result: StepResult) -> None:
-            if job.state.step == step:
-                os.kill(os.getpid(), signal.SIGTERM)
-
-    with pytest.raises(Exception, match="stopped"):
-        fit(build(config, hooks=[Terminate()]))
 
 
 @pytest.mark.slow  # processes
@@ -135,7 +122,7 @@ def test_killed_runs_lose_no_checkpoint_on_the_disk_or_in_the_store(
     newest = str(folder.checkpoints / complete(folder.checkpoints)[0])
     step, weights = step_of(newest), checkpoint.read_model(newest)
     undisturbed = _config(tmp_path / "undisturbed", every=f"{step}step")
-    run_ranks(2, _fit_until, undisturbed, step, timeout_s=600)
+    run_ranks(2, toy_run.fit_until, undisturbed, step, timeout_s=600)
     wanted = checkpoint.read_model(str(RunFolder(undisturbed.run_folder).checkpoints / folder_name(step)))
     assert weights.keys() == wanted.keys()
     assert all(torch.equal(weights[name], wanted[name]) for name in wanted)

@@ -1,9 +1,12 @@
 """A toy data set and run config for tests of training: tokens that a small model learns within seconds."""
 
+import os
+import signal
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 
 from smalti.config.load import from_dict
 from smalti.config.run import RunConfig
@@ -58,3 +61,18 @@ def config(root: Path, kind: str = "dense", **train: Any) -> RunConfig:
         "track": {"console": False},
     }
     return from_dict(RunConfig, tree, "toy").config
+
+
+def fit_until(rank: int, config: RunConfig, step: int) -> None:
+    """Train until SIGTERM stops the run after ``step``."""
+    from smalti.train import Hook, build, fit
+    from smalti.train.loop import Job
+    from smalti.train.step import StepResult
+
+    class Terminate(Hook):
+        def on_step(self, job: Job, result: StepResult) -> None:
+            if job.state.step == step:
+                os.kill(os.getpid(), signal.SIGTERM)
+
+    with pytest.raises(Exception, match="stopped"):
+        fit(build(config, hooks=[Terminate()]))
