@@ -77,6 +77,7 @@ WORD = st.sampled_from(["a", "b", "ab"])
 TEXT = st.lists(st.lists(WORD, min_size=1, max_size=7), min_size=0, max_size=4)
 
 
+@pytest.mark.slow  # files of every example: only here are the cuts compared with all pairs
 @pytest.mark.parametrize("unit", ["passages", "lines", "paragraphs"])
 @settings(max_examples=60, deadline=None)
 @given(
