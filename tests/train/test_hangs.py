@@ -17,11 +17,11 @@ pytestmark = pytest.mark.slow
 FLOOR_S = 5.0
 
 
-def _start(root: Path, *overrides: str, steps: int = 400) -> tuple[ForkedCommand, Path]:
+def _start(root: Path, *overrides: str, steps: int = 160) -> tuple[ForkedCommand, Path]:
     config = toy_run.config(root, "dense", parallel={"ranks": 2, "threads": 1}, duration=f"{steps}step")
     recipe = root / "recipe.yaml"
     recipe.write_text(dump(config))
-    every = ("train.checkpoint.every=50step", f"train.restart.hang_floor={FLOOR_S:g}s", "train.log_every=10step")
+    every = ("train.checkpoint.every=20step", f"train.restart.hang_floor={FLOOR_S:g}s", "train.log_every=10step")
     return start("train", str(recipe), *every, *overrides), Path(config.run_folder)
 
 
@@ -41,7 +41,7 @@ def _events(folder: Path, kind: str) -> list[dict[str, Any]]:
     ],
 )
 def test_the_guilty_rank_is_named_and_the_run_continues(tmp_path: Path, fault: dict[str, Any], phase: str) -> None:
-    faults = json.dumps([{**fault, "rank": 1, "step": 300}])
+    faults = json.dumps([{**fault, "rank": 1, "step": 120}])
     command, folder = _start(tmp_path, f"chaos.faults={faults}")
     code, output = command.finish()
     assert code == 0, output

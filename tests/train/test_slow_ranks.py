@@ -45,9 +45,8 @@ def test_a_slow_rank_is_named_with_its_phase(tmp_path: Path) -> None:
     assert "is slow: its own work" in page(read_run(folder), None)
 
 
-@pytest.mark.sample(1)
+@pytest.mark.exhaustive  # tests/track/test_stragglers.py has the rule; here are real ranks that share two cores
 @pytest.mark.parametrize("ranks", [3, 4])
 def test_a_run_without_faults_names_nobody(ranks: int, tmp_path: Path) -> None:
-    """On two cores, which the ranks share."""
     folder = _run(tmp_path, ranks=ranks, steps=100)
     assert not _stragglers(folder)
