@@ -215,14 +215,14 @@ def rank_main(rank: int, folder: str, memory: str, n_bytes: int, turns: int) -> 
     rows: dict[str, list[dict[str, Any]]] = {mode: [] for mode in MODES}
     for number in range(turns + 1):  # the first one plans and gets its memory
         for mode in MODES if number % 2 else reversed(MODES):
-            memory = psutil.Process().memory_info().rss
+            resident_bytes = psutil.Process().memory_info().rss
             of_rank = turn(training, savers[mode], paths[mode])
             both: list[Any] = [None] * RANKS
             dist.all_gather_object(both, of_rank)
             if number:
                 rows[mode].append(slower(both))
             if mode == "smalti" and not number:
-                extra = psutil.Process().memory_info().rss - memory
+                extra_bytes = psutil.Process().memory_info().rss - resident_bytes
             if rank == 0:
                 print(f"{mode}: blocked {both[0]['blocked_s']:.3f} s of {both[0]['total_s']:.1f} s", file=sys.stderr)
     if rank == 0:
@@ -231,7 +231,7 @@ def rank_main(rank: int, folder: str, memory: str, n_bytes: int, turns: int) -> 
     of_number = partial(loads, training, paths["smalti"], Path(memory))
     load = [of_number(verified_first=bool(number % 2)) for number in range(2 * turns)]
     if rank == 0:
-        figures = {"rows": rows, "loads": load, "memory_bytes": extra, "planned_bytes": training.local_bytes}
+        figures = {"rows": rows, "loads": load, "memory_bytes": extra_bytes, "planned_bytes": training.local_bytes}
         (place / "figures.json").write_text(json.dumps(figures))
     dist.barrier()
     os._exit(0)  # the stager's threads never end
