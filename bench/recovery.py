@@ -2,6 +2,8 @@
 
     make bench NAME=recovery                      3 trials of each kind and launcher: about 25 minutes
     make bench NAME=recovery ARGS=--short         a kill and a stopped rank, once each
+    make bench NAME=recovery ARGS='--trials 20 --record'   about two and a half hours; --kinds and --launchers choose,
+                                                  and what one commit records in several calls is one result
 
 Two ranks (gloo) train a small model; a fault of ``chaos`` happens to one of them. Measured from the fault on: seconds
 until the attempt has ended, and until a rank of the next one trains. *Named* is the rank that the launcher reports as
@@ -203,19 +205,18 @@ def main() -> None:
     parser.add_argument("--launchers", nargs="+", choices=LAUNCHERS, default=list(LAUNCHERS))
     parser.add_argument("--limit-s", type=float, default=60.0, help="seconds to wait for the next attempt")
     parser.add_argument("--short", action="store_true", help="a kill and a stopped rank, once each")
-    parser.add_argument("--record", action=RecordOption, help="write bench/results/recovery.json")
+    parser.add_argument("--record", action=RecordOption, help="write bench/results/recovery.json, after each")
     options = parser.parse_args()
     kinds, count = (["sigkill", "sigstop"], 1) if options.short else (options.kinds, options.trials)
-    figures: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as work:
         prepare(Path(work))
         for kind in kinds:
             for launcher in options.launchers:
                 done = [trial(Path(work), kind, launcher, number, options.limit_s) for number in range(count)]
-                figures[f"{kind}/{launcher}"] = {**summary(done), "each": [asdict(each) for each in done]}
+                figures = {"limit_s": options.limit_s, **summary(done), "each": [asdict(each) for each in done]}
                 print(f"{kind:12} {launcher:9} {json.dumps(summary(done))}", flush=True)
-    if options.record:
-        record("recovery", {"limit_s": options.limit_s, "kinds": figures})
+                if options.record:
+                    record("recovery", {f"{kind}/{launcher}": figures})
 
 
 if __name__ == "__main__":
