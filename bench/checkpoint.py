@@ -6,7 +6,7 @@
 Two ranks (gloo) hold the state in equal shards. A step computes for about a second on each rank, and then changes every
 tensor. The training threads of both ranks share one core, all other threads the other one. The savers take turns: each
 saves in the first of its steps, and trains until the checkpoint is complete. The loads come after, each rank on a
-core, as a resume does them, twice as many as turns: from the disk, and verified also from shared memory, as after
+core, as a resume does them, four times as many as turns: from the disk, and verified also from shared memory, as after
 ``train.checkpoint.peer_copies``. *Blocked* is the time in the call that
 saves, and the wait before tensors may change. DCP's peers are ``dcp.save`` and ``dcp.async_save`` with a
 ``DefaultStager`` (shared memory, asynchronous staging). Bounds, beyond which the script exits with 1: a tenth of
@@ -229,7 +229,7 @@ def rank_main(rank: int, folder: str, memory: str, n_bytes: int, turns: int) -> 
         shutil.copytree(paths["smalti"], Path(memory) / paths["smalti"].name)
     dist.barrier()
     of_number = partial(loads, training, paths["smalti"], Path(memory))
-    load = [of_number(verified_first=bool(number % 2)) for number in range(2 * turns)]
+    load = [of_number(verified_first=bool(number % 2)) for number in range(4 * turns)]
     if rank == 0:
         figures = {"rows": rows, "loads": load, "memory_bytes": extra_bytes, "planned_bytes": training.local_bytes}
         (place / "figures.json").write_text(json.dumps(figures))
