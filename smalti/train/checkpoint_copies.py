@@ -33,21 +33,25 @@ _WAIT_S = 5.0
 """The other ranks are in a collective for at most so long while rank 0 restores."""
 
 
-def watch(config: JobConfig) -> list[Hook]:
-    """Return the hook; none without ``train.checkpoint.save_to``."""
-    return [] if config.train.checkpoint.save_to is None else [CopyCheckpoints()]
+def watch(config: JobConfig, restored: str | None) -> list[Hook]:
+    """Return the hook; none without ``train.checkpoint.save_to``. restored: the result of ``restore``."""
+    return [] if config.train.checkpoint.save_to is None else [CopyCheckpoints(restored)]
 
 
 class CopyCheckpoints(Hook):
-    """Copies checkpoints on rank 0; the end of the run waits for the last one."""
+    """Copies checkpoints on rank 0; the end of the run waits for the last one.
 
-    def __init__(self) -> None:
+    restored: the checkpoint that was fetched from the store, which is not searched for it again.
+    """
+
+    def __init__(self, restored: str | None = None) -> None:
+        self._restored = restored
         self._copies: BackgroundCopies | None = None
 
     def on_start(self, job: Job) -> None:
         """Begin with the newest checkpoint, which an earlier attempt may not have copied whole."""
         newest = next(iter(names.complete(job.folder.checkpoints)), None) if job.is_first else None
-        if newest is not None:
+        if newest is not None and newest != self._restored:
             self.on_checkpoint(job, str(job.folder.checkpoints / newest))
 
     def on_checkpoint(self, job: Job, path: str) -> None:
@@ -82,7 +86,7 @@ class CopyCheckpoints(Hook):
                 copies,
                 job.events,
                 config=config_text(job.config),
-                check=same_run(job.config, job.folder),
+                check=None if self._restored else same_run(job.config, job.folder),
                 prune=_prune(copies, job),
             )
         return self._copies
@@ -125,13 +129,14 @@ def same_run(config: JobConfig, folder: RunFolder) -> Check:
     return check
 
 
-def restore(config: JobConfig, folder: RunFolder, events: Any) -> None:
-    """Fetch the newest copy that verifies into a run folder without checkpoints. A collective.
+def restore(config: JobConfig, folder: RunFolder, events: Any) -> str | None:
+    """Fetch the newest copy that verifies into a run folder without checkpoints, and return its name. A collective.
 
-    Does nothing where the store has none, and without ``save_to``. Raises what rank 0 does where the store fails.
+    None where the run folder has one or the store has none, without ``save_to``, and on other ranks than 0. Raises what
+    rank 0 does where the store fails.
     """
     if config.train.checkpoint.save_to is None or broadcast_from_rank0(folder.saved_step) is not None:
-        return
+        return None
     copies = _copies(config)
     with ThreadPoolExecutor(1) as pool:
         restored = pool.submit(_restore, copies, config, folder, events) if dist.get_rank() == 0 else None
@@ -140,9 +145,10 @@ def restore(config: JobConfig, folder: RunFolder, events: Any) -> None:
                 pass
         finally:
             copies.requests.stop.set()
+        return None if restored is None else restored.result()
 
 
-def _is_done(work: "Future[None] | None") -> bool:
+def _is_done(work: "Future[str | None] | None") -> bool:
     assert work is not None, "only rank 0 calls it"
     try:
         work.result(timeout=_WAIT_S)
@@ -153,7 +159,7 @@ def _is_done(work: "Future[None] | None") -> bool:
     return True
 
 
-def _restore(copies: Copies, config: JobConfig, folder: RunFolder, events: Any) -> None:
+def _restore(copies: Copies, config: JobConfig, folder: RunFolder, events: Any) -> str | None:
     began_s = clock.now_s()
 
     def reject(path: str, reason: str) -> None:
@@ -162,11 +168,12 @@ def _restore(copies: Copies, config: JobConfig, folder: RunFolder, events: Any) 
 
     path = copies.newest(folder.checkpoints, check=same_run(config, folder), reject=reject)
     if path is None:
-        return
+        return None
     seconds = round(clock.now_s() - began_s, 3)
     log.get("train").info("%s is restored from %s in %.1f s", path, _url(config), seconds)
     bytes_ = int(names.size_bytes(path))
     events.write("checkpoint_restored", step=names.step_of(path), url=_url(config), bytes=bytes_, seconds=seconds)
+    return path.name
 
 
 def _url(config: JobConfig) -> str:

@@ -102,9 +102,8 @@ background._CLOSE_S = 0.5
 class Events:
     def write(self, kind, **fields): print(kind)
 copies = opened({s3.url!r})
-copies._present = lambda name: {{}}
-copier = background.BackgroundCopies(copies, Events(), config="", check=lambda text: None)
-copier._check = None
+copies._mark, copies._present = lambda name: None, lambda name: {{}}
+copier = background.BackgroundCopies(copies, Events(), config="", check=None)
 copier.start({str(run)!r})
 time.sleep(1)
 copier.close()
@@ -327,8 +326,9 @@ def test_a_copy_of_another_run_stops_the_search(tmp_path: Path, s3: Bucket) -> N
 
     with pytest.raises(UserError, match="another run: name: b"):
         opened(s3.url).newest(tmp_path / "other", check=check)
-    with pytest.raises(UserError, match="another run: name: b"):
-        opened(s3.url).check_newest(check)
+    for step, seed in ((1, 0), (2, 1)):  # the copy of this step, and the newest
+        with pytest.raises(UserError, match="another run: name: b"):
+            opened(s3.url).upload(checkpoint(tmp_path / "again", step, seed=seed), check=check)
 
 
 def test_a_full_disk_is_named_and_leaves_nothing(tmp_path: Path, s3: Bucket) -> None:

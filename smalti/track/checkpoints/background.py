@@ -52,8 +52,9 @@ class _Held:
 class BackgroundCopies:
     """A queue of one checkpoint, the newest, and the thread that copies it.
 
-    config: ``config.yaml`` of the run, which each copy holds. check: is called once with that of the newest copy, and
-    raises where the store holds another run. prune: is called with the step after each copy; an error is a warning.
+    config: ``config.yaml`` of the run, which each copy holds. check: raises where the store holds another run
+    (``Copies.upload``); None where that is known. prune: is called with the step after each copy; an error is a
+    warning.
     """
 
     def __init__(
@@ -62,13 +63,13 @@ class BackgroundCopies:
         events: Events,
         *,
         config: str,
-        check: Check,
+        check: Check | None,
         prune: Callable[[int], None] = lambda _: None,
     ) -> None:
         self._copies = copies
         self._events = events
         self._config = config
-        self._check: Check | None = check
+        self._check = check
         self._prune = prune
         self._waiting: Path | None = None
         self._busy = False
@@ -147,10 +148,8 @@ class BackgroundCopies:
                     self._results.append((held.name, result))
 
     def _copy(self, held: _Held) -> Copied:
-        if self._check is not None:
-            self._copies.check_newest(self._check)
-            self._check = None
-        copied = self._copies.upload(held.folder, config=self._config, named=held.name)
+        copied = self._copies.upload(held.folder, config=self._config, named=held.name, check=self._check)
+        self._check = None
         try:
             self._prune(step_of(held.name))
         except Stopped:

@@ -94,12 +94,6 @@ class Copies:
             )
         return None
 
-    def check_newest(self, check: Check) -> None:
-        """Call ``check`` with the config of the newest complete copy, if there is one."""
-        name = next(self._newest_first(), None)
-        if name is not None:
-            check(self.index(name).config)
-
     def fetch(self, step: int, folder: str | Path, *, check: Check | None = None) -> Path:
         """Download the copy of ``step`` into ``folder/step-...``, whole or not at all, and return that path.
 
@@ -223,12 +217,21 @@ class Copies:
 
     # ---- writing ----------------------------------------------------------------------------------------------------
 
-    def upload(self, checkpoint: str | Path, *, config: str | None = None, named: str | None = None) -> Copied:
+    def upload(
+        self,
+        checkpoint: str | Path,
+        *,
+        config: str | None = None,
+        named: str | None = None,
+        check: Check | None = None,
+    ) -> Copied:
         """Copy a complete local checkpoint; what an earlier attempt has sent is not sent again.
 
-        config: ``config.yaml`` of the run. named: name of the copy, by default that of the folder. Raises StepTaken
-        where another writer has completed this step with other files, DataError where the checkpoint is damaged or
-        deleted meanwhile, RetryableError where the store fails for too long; the next upload then continues.
+        config: ``config.yaml`` of the run. named: name of the copy, by default that of the folder. check: is called
+        first, with the config of the copy of this step, or else of the newest one. Nothing is listed for a step that is
+        complete. Raises StepTaken where another writer has completed this step with other files, DataError where the
+        checkpoint is damaged or deleted meanwhile, RetryableError where the store fails for too long; the next upload
+        then continues.
         """
         began_s = clock.now_s()
         root = Path(checkpoint)
@@ -238,12 +241,15 @@ class Copies:
             raise DataError(f"{root} is not copied: {reason}", hint="copy another checkpoint")
         entries = [*entries, manifest.entry(root, root / "manifest.json")]
         bytes_ = sum(int(entry["bytes"]) for entry in entries)
-        present = self._present(name)
-        if MARK in present:
+        is_complete = self._mark(name) is not None
+        newest = name if is_complete else next(self._newest_first(), None) if check is not None else None
+        if check is not None and newest is not None:
+            check(self.index(newest).config)
+        if is_complete:
             files = tuple(_file(entry, ()) for entry in entries)
             self._require_same(name, Index(files, config, self._part_bytes))
             return Copied(store.join(self.url, name), bytes_, 0, clock.now_s() - began_s)
-        index, sent_bytes = self._send_files(root, name, entries, present, config)
+        index, sent_bytes = self._send_files(root, name, entries, self._present(name), config)
         self._publish(name, index)
         return Copied(store.join(self.url, name), bytes_, sent_bytes, clock.now_s() - began_s)
 
