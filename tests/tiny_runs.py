@@ -79,3 +79,15 @@ def add_checkpoint(run: Path, config: RunConfig, step: int) -> str:
     with warnings.catch_warnings():  # one process alone is what is meant
         warnings.filterwarnings("ignore", message="torch.distributed is disabled")
         return saver.save(run / "checkpoints", step, tensors, {"step": step}, keep=5)
+
+
+def require_same_export(folder: Path, other: Path) -> None:
+    """Both folders of exports hold the same bytes, but for the time of the export and what names the folder itself."""
+    names = sorted(path.name for path in folder.iterdir())
+    assert names == sorted(path.name for path in other.iterdir())
+    for name in set(names) - {"export.json", "README.md"}:
+        assert (folder / name).read_bytes() == (other / name).read_bytes(), name
+    records = [json.loads((each / "export.json").read_text()) for each in (folder, other)]
+    assert records[0] | {"time": ""} == records[1] | {"time": ""}
+    cards = [(each / "README.md").read_text().replace(str(each), "FOLDER") for each in (folder, other)]
+    assert cards[0] == cards[1]

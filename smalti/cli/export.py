@@ -78,7 +78,7 @@ def export(
     if is_adapter:
         _print_adapter(folder, record, verify=verify)
     else:
-        _print_model(folder, run_folder, record, merge=merge, verify=verify)
+        _print_model(folder, run_folder, record, checkpoints, merge=merge, verify=verify)
     uploads = upload and output is None and not is_adapter
     for line in publish(run_folder, folder, "export") if uploads else ():
         typer.echo(line, err=True)
@@ -87,11 +87,14 @@ def export(
     print(f"next: {_next(folder, record, run_folder, is_inside=not output)}")
 
 
-def _print_model(folder: str, run: Path, record: dict[str, Any], *, merge: bool, verify: bool) -> None:
+def _print_model(
+    folder: str, run: Path, record: dict[str, Any], checkpoints: str | Path | None, *, merge: bool, verify: bool
+) -> None:
     from smalti.distributed.checkpoint import export as exporter
 
     print(f"{folder}: {_what(folder, record)}; read back and compared: identical")
-    for other, errors in exporter.errors_of_merge(run, record["step"], logits=verify).items() if merge else ():
+    place: Any = {"logits": verify, "checkpoints": checkpoints}
+    for other, errors in exporter.errors_of_merge(run, record["step"], **place).items() if merge else ():
         print(f"relative error if {other}: {', '.join(f'{part} {value:.1e}' for part, value in errors.items())}")
     if verify:
         print(f"transformers computes the same logits: relative error {exporter.verify(folder):.1e} (fp32)")

@@ -5,21 +5,22 @@ Kaddour 2022, arXiv 2209.14981.
 """
 
 import re
-from collections.abc import Iterator, Mapping
-from pathlib import Path
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor
 
 from smalti.base.errors import UserError
-from smalti.distributed.checkpoint.checkpoint import StoredModel
-from smalti.track.checkpoints.names import complete, step_of
+from smalti.track.checkpoints.names import step_of
 
 
-def checkpoints_to_average(folder: Path, which: str, last_step: int) -> list[str]:
+def checkpoints_to_average(
+    names: Sequence[str], place: str, which: str, last_step: int, *, option: str = "train.checkpoint.keep"
+) -> list[str]:
     """Return the checkpoints that ``which`` (``last:5``) means, newest first, from ``last_step`` backwards.
 
-    Raises UserError for anything else, and where the run has fewer.
+    names: all of them, newest first, in the folder or store ``place``. option: of the config, which says how many are
+    kept there. Raises UserError for anything else, and where there are fewer.
     """
     match = re.fullmatch(r"last:(\d+)", which)
     if match is None or int(match[1]) < 2:
@@ -27,24 +28,23 @@ def checkpoints_to_average(folder: Path, which: str, last_step: int) -> list[str
             f"--average {which} is not known", allowed="last:N with N of at least 2", hint="--average last:5"
         )
     count = int(match[1])
-    names = [name for name in complete(folder) if step_of(name) <= last_step]
+    names = [name for name in names if step_of(name) <= last_step]
     if len(names) < count:
         raise UserError(
-            f"--average {which}: {folder} has {len(names)} checkpoints up to step {last_step}",
+            f"--average {which}: {place} has {len(names)} checkpoints up to step {last_step}",
             allowed=f"last:2 to last:{len(names)}" if len(names) > 1 else "no average of a single checkpoint",
-            hint=f"train with train.checkpoint.keep={count}, or average fewer",
+            hint=f"train with {option}={count}, or average fewer",
         )
-    return [str(folder / name) for name in names[:count]]
+    return names[:count]
 
 
 class AveragedModel(Mapping[str, Tensor]):
-    """The weights of ``StoredModel``, averaged over checkpoints: each tensor is read on access, and summed in fp64.
-
-    Integers and booleans are those of the first checkpoint. DataError for a damaged checkpoint.
+    """The mean of the weights of checkpoints: each tensor is read on access, one checkpoint after another, and summed
+    in fp64. Integers and booleans are those of the first checkpoint.
     """
 
-    def __init__(self, paths: list[str]) -> None:
-        self._models = [StoredModel(path) for path in paths]
+    def __init__(self, models: Sequence[Mapping[str, Tensor]]) -> None:
+        self._models = models
 
     def __getitem__(self, name: str) -> Tensor:
         first = self._models[0][name]

@@ -5,9 +5,10 @@
 Each part is compared with its digest when it is read, and the index with that in ``COMPLETE``.
 """
 
+import json
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -25,6 +26,19 @@ from smalti.track.checkpoints.names import folder_name, step_of
 
 _CACHED_PARTS = 32
 """Parts in memory, 32 MiB each: those of a tensor begin and end within parts that its neighbours need too."""
+
+
+def name_of_copy(copies: Copies, step: int | None) -> str:
+    """Return the name of the copy of ``step``, or of the newest. Raises UserError where there is none."""
+    names = copies.complete()
+    name = next(iter(names), None) if step is None else folder_name(step)
+    if name is None or name not in names:
+        raise UserError(
+            f"{copies.url} has no complete checkpoint{'' if step is None else f' of step {step}'}",
+            allowed=", ".join(str(step_of(each)) for each in reversed(names)) or None,
+            hint=f"smalti runs checkpoints {copies.url}",
+        )
+    return name
 
 
 class CopiedModel(Mapping[str, Tensor]):
@@ -49,8 +63,7 @@ class CopiedModel(Mapping[str, Tensor]):
                 f"{self.place} is of an earlier format, whose shards cannot be read in a store",
                 hint=f"smalti runs checkpoints copy {copies.url} {self.step} RUN/checkpoints",
             )
-        size = self._files[f"shards/{INDEX}"].bytes
-        metadata = parse_index(bytes(self._range(f"shards/{INDEX}", 0, size)), f"{self.place}/shards/{INDEX}")
+        metadata = parse_index(self._whole(f"shards/{INDEX}"), f"{self.place}/shards/{INDEX}")
         self._saved, self._places = metadata.state_dict_metadata, metadata.storage_data
         self._keys = {
             key.removeprefix("model."): key for key in self._saved if key.startswith("model.")
@@ -68,15 +81,12 @@ class CopiedModel(Mapping[str, Tensor]):
     def open(cls, url: str, step: int | None, *, ema: bool = False) -> Self:
         """Open the copy of ``step``, or the newest, below the URL of a run. Raises UserError where there is none."""
         copies = Copies(url, Requests())
-        names = copies.complete()
-        name = next(iter(names), None) if step is None else folder_name(step)
-        if name not in names:
-            raise UserError(
-                f"{url} has no complete checkpoint{'' if step is None else f' of step {step}'}",
-                allowed=", ".join(str(step_of(each)) for each in reversed(names)) or None,
-                hint=f"smalti runs checkpoints {url}",
-            )
-        return cls(copies, name, ema=ema)
+        return cls(copies, name_of_copy(copies, step), ema=ema)
+
+    def state(self) -> dict[str, Any]:
+        """Return the JSON state that was saved with the tensors."""
+        state: dict[str, Any] = json.loads(self._whole("train_state.json"))
+        return state
 
     def __getitem__(self, name: str) -> Tensor:
         key = self._keys[name]
@@ -100,6 +110,9 @@ class CopiedModel(Mapping[str, Tensor]):
 
     def __len__(self) -> int:
         return len(self._keys)
+
+    def _whole(self, file: str) -> bytes:
+        return bytes(self._range(file, 0, self._files[file].bytes))
 
     def _range(self, file: str, begin: int, n_bytes: int) -> bytearray:
         """Return bytes of a file of the checkpoint."""

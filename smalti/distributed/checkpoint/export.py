@@ -17,17 +17,15 @@ from smalti import __version__
 from smalti.base import clock, store
 from smalti.base.disk import writing
 from smalti.base.errors import DataError, SmaltiError, UserError, missing_extra
-from smalti.config.load import load, load_text
+from smalti.config.load import load
 from smalti.config.model import ModelConfig
 from smalti.config.run import RunConfig
 from smalti.data.tokenizer.encode import load_tokenizer
-from smalti.distributed.checkpoint import card, checkpoint
-from smalti.distributed.checkpoint.average import AveragedModel, checkpoints_to_average
-from smalti.distributed.checkpoint.copied import CopiedModel
+from smalti.distributed.checkpoint import card
 from smalti.distributed.checkpoint.export_adapter import merge_errors, merged_weights, probe_ids, write_adapter
+from smalti.distributed.checkpoint.source import Source, open_source
 from smalti.model.dtypes import DTYPES
 from smalti.model.huggingface import FAMILIES, load_folder, open_folder, save_folder
-from smalti.track.checkpoints.names import best, complete, folder_name, step_of
 from smalti.track.registry.facts import RECORD
 from smalti.track.run import RunFolder
 
@@ -63,11 +61,6 @@ def export(
     if dtype not in _DTYPES:
         raise UserError(f"dtype={dtype} is not known", allowed=", ".join(_DTYPES))
     config = load(RunConfig, str(run)).config
-    copied = None
-    if checkpoints is not None and not store.is_local(checkpoints):
-        copied = _copied(str(checkpoints), config, step, average, ema=ema)
-    folder = run / "checkpoints" if checkpoints is None else Path(checkpoints)
-    source = folder_name(copied.step) if copied else _checkpoint(run, step, folder)
     if config.adapter is not None and average is not None:
         raise UserError(f"--average has no effect on adapters, and the run {run} trained them", hint="leave it out")
     if ema and (config.train.ema is None or average is not None):
@@ -76,6 +69,7 @@ def export(
         raise UserError(f"--merge has no effect: the run {run} trained all weights", hint=f"smalti export {run}")
     if config.adapter is not None and not merge:
         adapter_folder = Path(output) if output is not None else run / "adapter"
+        source = open_source(run, config, checkpoints, step=step, ema=ema)
         write_adapter(adapter_folder, run, config, source, dtype, _DTYPES[dtype])
         return str(adapter_folder)
     final = Path(output) if output is not None else run / "export"
@@ -87,47 +81,21 @@ def export(
             f"the tokenizer in {run / 'tokenizer'} has {tokenizer.vocab_size} tokens, the model "
             f"{config.model.vocab_size}"
         )
-    averaged = checkpoints_to_average(folder, average, step_of(source)) if average is not None else []
+    source = open_source(run, config, checkpoints, step=step, average=average, ema=ema)
+    weights = source.weights if config.adapter is None else merged_weights(run, config, source)
     with writing(final):
-        weights = copied or _weights(run, config, source, averaged, ema=ema)
-        _write(final, run, config, source, weights, tokenizer.eod_id, dtype, averaged, ema=ema)
+        _write(final, run, config, source, weights, tokenizer.eod_id, dtype)
     return str(final)
-
-
-def _weights(run: Path, config: RunConfig, source: str, averaged: list[str], *, ema: bool) -> Mapping[str, Tensor]:
-    if config.adapter is not None:
-        return merged_weights(run, config, source)
-    return AveragedModel(averaged) if averaged else checkpoint.StoredModel(source, ema=ema)
-
-
-def _copied(url: str, config: RunConfig, step: int | None, average: str | None, *, ema: bool) -> CopiedModel:
-    """Return the weights in a copy of the run; raises UserError for what a store cannot give, or another run."""
-    if config.adapter is not None or average is not None:
-        what = "adapters are" if config.adapter is not None else "an average is"
-        raise UserError(
-            f"{what} not exported from {url}",
-            allowed="the weights of one checkpoint of a run that trained all weights",
-            hint=f"smalti runs checkpoints copy {url} STEP RUN/checkpoints",
-        )
-    copied = CopiedModel.open(url, step, ema=ema)
-    if copied.config is not None:
-        model = load_text(RunConfig, copied.config, f"{copied.place}/config.yaml").config.model
-        if model != config.model:
-            raise DataError(f"{copied.place} is of another run: its model section is not that of {config.name}")
-    return copied
 
 
 def _write(
     final: Path,
     run: Path,
     config: RunConfig,
-    source: str,
+    source: Source,
     weights: Mapping[str, Tensor],
     eod_id: int,
     dtype: str,
-    averaged: list[str],
-    *,
-    ema: bool,
 ) -> None:
     temporary = final.with_name(f".{final.name}.{os.getpid()}.tmp")
     try:
@@ -144,27 +112,29 @@ def _write(
         record = {
             "run": config.name,
             "run_folder": str(run.resolve()),
-            "step": step_of(source),
-            **({"averaged_steps": sorted(map(step_of, averaged))} if averaged else {}),
-            **({"ema": True} if ema else {}),
+            "step": source.step,
+            **({"averaged_steps": sorted(source.averaged)} if source.averaged else {}),
+            **({"ema": True} if source.ema else {}),
             "dtype": dtype,
             "time": clock.utc_text(),
             "smalti_version": __version__,
         }
         store.write_json(temporary / RECORD, record)
-        store.write_text(temporary / "README.md", card.model_card(run, config, step_of(source), _weights_text(record)))
+        store.write_text(temporary / "README.md", card.model_card(run, config, source.step, _weights_text(record)))
         _put_in_place(temporary, final)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
 
 
-def errors_of_merge(run_folder: str | Path, step: int, *, logits: bool) -> dict[str, dict[str, float]]:
-    """Return ``merge_errors`` of a run whose base was quantised; empty for any other."""
+def errors_of_merge(
+    run_folder: str | Path, step: int, *, logits: bool, checkpoints: str | Path | None = None
+) -> dict[str, dict[str, float]]:
+    """Return ``merge_errors`` of a run whose base was quantised; empty for any other. checkpoints: as of ``export``."""
     run = RunFolder.read(run_folder).path
     config = load(RunConfig, str(run)).config
     if config.adapter is None or config.adapter.quantize is None:
         return {}
-    return merge_errors(run, config, _checkpoint(run, step, run / "checkpoints"), logits=logits)
+    return merge_errors(run, config, open_source(run, config, checkpoints, step=step), logits=logits)
 
 
 def refresh_card(run_folder: str | Path) -> None:
@@ -220,24 +190,6 @@ def _why_no_ema(run: Path, average: str | None) -> NoReturn:
         f"the run {run} has no moving average of weights: it was trained without train.ema",
         hint="--average last:5 is the mean of its newest checkpoints",
     )
-
-
-def _checkpoint(run: Path, step: int | None, folder: Path) -> str:
-    step = best(folder) if step is None else step
-    if step is None:
-        newest = checkpoint.newest(folder)
-        if newest is None:
-            raise UserError(f"the run {run} has no complete checkpoint yet", hint=f"smalti train {run / 'config.yaml'}")
-        return newest
-    path = folder / folder_name(step)
-    problem = checkpoint.fault(path) if path.is_dir() else "it does not exist"
-    if problem is not None:
-        there = sorted(map(step_of, complete(folder)))
-        raise UserError(
-            f"checkpoint {path} cannot be used: {problem}",
-            allowed=f"--step {', '.join(map(str, there)) or '(the run has none)'}",
-        )
-    return str(path)
 
 
 def _tokenizer(run: Path) -> str:

@@ -16,15 +16,14 @@ from smalti.base.errors import DataError
 from smalti.config.adapter import matrix_names
 from smalti.config.model import ModelConfig
 from smalti.config.run import RunConfig
-from smalti.distributed.checkpoint import base, checkpoint
+from smalti.distributed.checkpoint import base
 from smalti.distributed.checkpoint.card import history
+from smalti.distributed.checkpoint.source import Source
 from smalti.model.adapters import peft
 from smalti.model.adapters.adapter import Adapter, Merged
 from smalti.model.adapters.quantized import Dequantized
 from smalti.model.decoder import Decoder
 from smalti.model.huggingface_weights import companion_files, meta_weights
-from smalti.track.checkpoints import manifest
-from smalti.track.checkpoints.names import step_of
 from smalti.track.provenance import directory_of
 from smalti.track.registry.facts import RECORD
 
@@ -65,13 +64,13 @@ Adapters (LoRA) of rank {rank} and the score of a reward model, trained with Sma
 """
 
 
-def read_adapter(config: RunConfig, source: str) -> Adapter:
+def read_adapter(config: RunConfig, source: Source) -> Adapter:
     """Return the adapters in the checkpoint ``source``."""
     assert config.adapter is not None
-    return Adapter.of_tensors(checkpoint.StoredModel(source), meta_weights(config.model), config.adapter.scale)
+    return Adapter.of_tensors(source.weights, meta_weights(config.model), config.adapter.scale)
 
 
-def merged_weights(run: Path, config: RunConfig, source: str) -> Merged:
+def merged_weights(run: Path, config: RunConfig, source: Source) -> Merged:
     """Return the weights of the base with the adapters merged, so that they compute what was trained.
 
     A base that was quantised is dequantised. DataError if the base is another than in training.
@@ -83,7 +82,7 @@ def merged_weights(run: Path, config: RunConfig, source: str) -> Merged:
     return Merged(weights, read_adapter(config, source))
 
 
-def merge_errors(run: Path, config: RunConfig, source: str, *, logits: bool) -> dict[str, dict[str, float]]:
+def merge_errors(run: Path, config: RunConfig, source: Source, *, logits: bool) -> dict[str, dict[str, float]]:
     """Return the relative errors, against the merged weights, of two other merges beside a quantised base.
 
     ``requantized``: the merged weights, quantised again. ``unquantized``: the adapters added to the base's own weights.
@@ -127,15 +126,16 @@ def probe_ids(model: ModelConfig) -> Tensor:
     return (torch.arange(2 * length) * 7919 % model.vocab_size).view(2, length)
 
 
-def _base_weights(run: Path, config: RunConfig, source: str) -> Mapping[str, Tensor]:
+def _base_weights(run: Path, config: RunConfig, source: Source) -> Mapping[str, Tensor]:
     assert config.init_from is not None
     path = base.find(str(Path(directory_of(run, [config.init_from]) or ".", config.init_from)))
-    recorded = manifest.read_state(source)["base"]
-    base.require_same(recorded, base.identity(path, config.init_from), f"the adapters in {source} were")
+    base.require_same(
+        source.state["base"], base.identity(path, config.init_from), f"the adapters in {source.place} were"
+    )
     return base.weights(path)
 
 
-def write_adapter(final: Path, run: Path, config: RunConfig, source: str, dtype: str, as_dtype: torch.dtype) -> None:
+def write_adapter(final: Path, run: Path, config: RunConfig, source: Source, dtype: str, as_dtype: torch.dtype) -> None:
     """Write the adapters of the checkpoint ``source`` to the folder ``final``, whole or not at all.
 
     Beside them are the files of the run's tokenizer, if it has one: with its chat template and the tokens that end an
@@ -146,11 +146,12 @@ def write_adapter(final: Path, run: Path, config: RunConfig, source: str, dtype:
     if final.exists() and not peft.is_adapter_folder(final):
         raise DataError(f"{final} exists and is not an exported adapter", hint="name another folder: --output FOLDER")
     adapter = read_adapter(config, source).to(as_dtype)
-    recorded, step = manifest.read_state(source)["base"], step_of(source)
+    recorded, step = source.state["base"], source.step
     record: dict[str, Any] = {
         "run": config.name,
         "run_folder": str(run.resolve()),
         "step": step,
+        **({"ema": True} if source.ema else {}),
         "dtype": dtype,
         "time": clock.utc_text(),
         "smalti_version": __version__,

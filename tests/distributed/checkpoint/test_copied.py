@@ -9,10 +9,12 @@ import torch.distributed as dist
 from gloo_ranks import run_ranks
 from made_copies import opened
 from s3_buckets import Bucket
-from tiny_runs import tiny_run
+from tiny_runs import add_checkpoint, require_same_export, tiny_run
 from torch.distributed.tensor import Shard, distribute_tensor, init_device_mesh
 
 from smalti.base.errors import DataError, SmaltiError, UserError
+from smalti.config.load import load
+from smalti.config.run import RunConfig
 from smalti.distributed.checkpoint import checkpoint, copied, saver
 from smalti.distributed.checkpoint.copied import CopiedModel
 from smalti.distributed.checkpoint.export import export
@@ -63,8 +65,6 @@ def test_an_export_from_a_store_is_that_of_the_folder(tmp_path: Path, s3: Bucket
     assert json.loads((folder / "export.json").read_text())["step"] == 20
     with pytest.raises(UserError, match="has no complete checkpoint of step 21"):
         export(run, step=21, checkpoints=s3.url)
-    with pytest.raises(UserError, match="an average is not exported"):
-        export(run, average="last:2", checkpoints=s3.url)
     with pytest.raises(SmaltiError, match="does not exist"):
         export(run, checkpoints="s3://no-such-bucket/a")
 
@@ -74,3 +74,35 @@ def test_an_export_from_a_store_is_that_of_the_folder(tmp_path: Path, s3: Bucket
     with pytest.raises(DataError, match="does not match its digest"):
         export(run, output=tmp_path / "damaged", checkpoints=s3.url)
     assert not (tmp_path / "damaged").exists()
+
+
+def test_an_average_from_a_store_is_that_of_the_folder(
+    tmp_path: Path, s3: Bucket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each checkpoint holds no more parts in memory than one alone."""
+    run = tiny_run(tmp_path)
+    config = load(RunConfig, str(run)).config
+    for step in (24, 28, 32):
+        add_checkpoint(run, config, step)
+    for path in (run / "checkpoints").glob("step-*"):
+        opened(s3.url).upload(path, config=(run / "config.yaml").read_text())
+    expected = Path(export(run, step=28, average="last:3", output=tmp_path / "here"))
+    (run / "checkpoints").rename(tmp_path / "gone")
+    monkeypatch.setattr(copied, "_CACHED_PARTS", 2)
+    part, steps = CopiedModel._part, set[int]()
+
+    def counted(model: CopiedModel, file: str, number: int) -> bytes:
+        data = part(model, file, number)
+        steps.add(model.step)
+        assert len(model._parts) <= 2
+        return data
+
+    monkeypatch.setattr(CopiedModel, "_part", counted)
+    folder = Path(export(run, step=28, average="last:3", output=tmp_path / "there", checkpoints=s3.url))
+    require_same_export(folder, expected)
+    assert steps == {20, 24, 28}
+    assert json.loads((folder / "export.json").read_text())["averaged_steps"] == [20, 24, 28]
+    with pytest.raises(UserError, match="has 4 checkpoints up to step 32") as raised:
+        export(run, average="last:9", checkpoints=s3.url)
+    assert raised.value.hint is not None
+    assert "train.checkpoint.save_to_keep=9" in raised.value.hint

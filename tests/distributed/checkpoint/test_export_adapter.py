@@ -6,7 +6,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from tiny_runs import tiny_run
+from made_copies import opened
+from s3_buckets import Bucket
+from tiny_runs import require_same_export, tiny_run
 
 from smalti.base.errors import DataError, UserError
 from smalti.config.adapter import AdapterConfig
@@ -116,3 +118,19 @@ def test_errors_of_a_merge_beside_a_quantised_base(tmp_path: Path) -> None:
         assert errors.keys() == {"requantized", "unquantized"}
         assert all(low < error["weights"] < high for error in errors.values())
         assert all(0 < error["logits"] < 1 for error in errors.values())
+
+
+def test_adapters_from_a_store_are_those_of_the_folder(tmp_path: Path, s3: Bucket) -> None:
+    """Alone and merged."""
+    run, _ = adapter_run(tmp_path)
+    text = (run / "config.yaml").read_text()
+    opened(s3.url).upload(run / "checkpoints/step-00000004", config=text)
+    expected = [Path(export(run, merge=merge, output=tmp_path / f"here-{merge}")) for merge in (False, True)]
+    (run / "checkpoints").rename(tmp_path / "gone")
+    for merge, folder in zip((False, True), expected, strict=True):
+        there = export(run, merge=merge, output=tmp_path / f"there-{merge}", checkpoints=s3.url)
+        require_same_export(Path(there), folder)
+    other = load(RunConfig, str(run), ["adapter.alpha=7"]).config
+    (run / "config.yaml").write_text(dump(other))
+    with pytest.raises(DataError, match="its adapter section is not that of tuned"):
+        export(run, checkpoints=s3.url)
