@@ -9,12 +9,15 @@ from typing import Any, TypeVar
 
 from smalti.base import cloud, store
 from smalti.base.errors import DataError
+from smalti.base.objects.ordered import ordered
 from smalti.base.objects.requests import Requests
 
 T = TypeVar("T")
 
 _TIMEOUT_S = 300.0
 """Time for one object, which may be a part of 32 MiB over a slow link."""
+_DELETES = 4
+"""Most requests in flight that delete."""
 
 
 class CloudFolder:
@@ -24,6 +27,7 @@ class CloudFolder:
         self.url = url
         self._requests = requests
         self._root, self._prefix = cloud.split(url)
+        self._is_s3 = self._root.startswith(("s3://", "s3a://"))
 
     def names(self) -> list[str]:
         """Return the names directly below; one request for each thousand."""
@@ -52,7 +56,7 @@ class CloudFolder:
         try:
             return self._send("read", path, lambda obstore, opened, key: bytes(obstore.get(opened, key).bytes()))
         except FileNotFoundError as error:
-            if "NoSuchBucket" in str(error):
+            if "NoSuchBucket" in str(error) or "ContainerNotFound" in str(error):
                 raise self._no_bucket(error) from error
             raise
 
@@ -87,13 +91,19 @@ class CloudFolder:
         return False
 
     def delete(self, paths: Iterable[str]) -> None:
-        """Delete objects, up to 1000 in a request."""
-        for some in _batched(paths, 1000):
+        """Delete objects, if they exist: up to 1000 in a request to S3, and one to GCS and Azure, for which one that is
+        absent is an error."""
 
-            def delete(obstore: Any, opened: Any, key: str, some: tuple[str, ...] = some) -> None:
-                obstore.delete(opened, [self._key(path) for path in some])
+        def delete(some: tuple[str, ...]) -> None:
+            keys = [self._key(path) for path in some]
+            try:
+                self._send("deleted", "", lambda obstore, opened, key: obstore.delete(opened, keys))
+            except FileNotFoundError as error:
+                if self._is_s3:
+                    raise self._no_bucket(error) from error
 
-            self._in_bucket("deleted", "", delete)
+        for _ in ordered(delete, _batched(paths, 1000 if self._is_s3 else 1), _DELETES):
+            pass
 
     def _pages(self, stream: Iterable[T]) -> Iterator[T]:
         """Yield the pages of a listing, each of which is one more request."""
