@@ -60,6 +60,9 @@ def test_a_restart_needs_one_listing_and_few_reads_whatever_the_store_holds(tmp_
     assert [job.result() for job in jobs] == [tmp_path / f"job-{number}" / "step-00000006" for number in range(20)]
     parts = 3  # of the shard, train_state.json and manifest.json
     assert s3.proxy.counts == {"LIST": 20, "GET": 20 * (3 + parts)}
+    s3.proxy.counts.clear()
+    assert opened(s3.url).upload(tmp_path / "run" / "step-00000006", check=lambda _: None).sent_bytes == 0
+    assert s3.proxy.counts == {"GET": 6}, "the checkpoint of a job that has it is complete there: nothing is listed"
 
 
 @BOTH_SERVERS
