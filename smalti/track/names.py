@@ -15,6 +15,9 @@ _CHARSET = re.compile(r"[A-Za-z0-9_./-]+")
 _PART = {"<i>": r"[0-9]+"}
 _ANY_PART = r"[A-Za-z0-9_.-]+"
 
+EVAL, EVAL_EMA = "metrics/eval/", "metrics/eval_ema/"
+"""Beginning of the names of held-out measures: of the weights, and of their moving average."""
+
 _FETCH = "rank 0, sum since the start of the attempt"
 
 
@@ -159,6 +162,12 @@ TABLE: tuple[Metric, ...] = (
         "as the measure",
         "mean over held-out pairs",
         "A measure of reward/ on held-out pairs, and reward_loss.",
+    ),
+    Metric(
+        f"{EVAL_EMA}<source>/<measure>",
+        "as the measure",
+        "as the measure",
+        "The same measure of metrics/eval/ with the moving average of the weights (train.ema), after the first step.",
     ),
     Metric(
         "icl/metrics/<suite>/<task>",

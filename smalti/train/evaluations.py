@@ -1,12 +1,16 @@
 """The evaluations of a training run: held-out loss and tasks at the steps that are due, each after the step is saved.
 
-What an attempt has saved and not evaluated, because it was stopped or killed, the next one evaluates.
+What an attempt has saved and not evaluated, because it was stopped or killed, the next one evaluates. With
+``train.ema`` the held-out loss of the averaged weights is measured too, beside that of the weights.
 """
 
 from typing import TYPE_CHECKING
 
+from torch import nn
+
 from smalti.base import clock
 from smalti.distributed.group.world import broadcast_from_rank0
+from smalti.track.names import EVAL, EVAL_EMA
 from smalti.track.progress import Phase
 from smalti.track.run import RunFolder
 from smalti.train.cadence import Cadence
@@ -35,7 +39,7 @@ class Evaluations:
     def run(self, *, heldout: bool) -> None:
         """Run the tasks that are due, after held-out loss if ``heldout``; both after the last step."""
         if heldout or self._is_last:
-            self._evaluate(self._job.evaluate)
+            self._evaluate_heldout()
             self._heldout_when.done()
         if self.tasks_are_due:
             self._evaluate(self._job.evaluate_tasks)
@@ -44,20 +48,37 @@ class Evaluations:
         """Measure the held-out loss of weights that were loaded, or run what the checkpoint's step lacks."""
         job, step = self._job, self._job.state.step
         if step == 0:
-            self._evaluate(job.evaluate if job.config.init_from is not None else None)
+            if job.config.init_from is not None:
+                self._evaluate_heldout()
             return
         heldout_is_due = job.evaluate is not None and (self._is_last or self._heldout_when.due(step))
         if not (heldout_is_due or self.tasks_are_due):
             return
         has_heldout, has_tasks = broadcast_from_rank0(lambda: _evaluated(job.folder, step))
         if heldout_is_due and not has_heldout:
-            self._evaluate(job.evaluate)
+            self._evaluate_heldout()
         if self.tasks_are_due and not has_tasks:
             self._evaluate(job.evaluate_tasks)
 
     @property
     def _is_last(self) -> bool:
         return self._job.state.step >= self._job.total_steps
+
+    def _evaluate_heldout(self) -> None:
+        """Measure held-out loss, and after the first step that of the moving average of the weights."""
+        evaluate, average = self._job.evaluate, self._job.state.average
+        if evaluate is None or average is None or self._job.state.step == 0:
+            self._evaluate(evaluate)
+            return
+
+        def evaluate_both(model: nn.Module, step: int) -> dict[str, float]:
+            metrics = evaluate(model, step)
+            self._job.state.before_update()  # a running save has copied weights and average
+            with average.as_weights(model):
+                of_average = evaluate(model, step)
+            return metrics | {name.replace(EVAL, EVAL_EMA, 1): value for name, value in of_average.items()}
+
+        self._evaluate(evaluate_both)
 
     def _evaluate(self, evaluate: "Evaluate | None") -> None:
         job = self._job

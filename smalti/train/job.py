@@ -305,7 +305,7 @@ def state_of(
         progress=progress or NoProgress(),
     )
     if config.train.ema is not None:
-        state.after_update = WeightAverage(config.train.ema, config.length, optimizer).update
+        state.average = WeightAverage(config.train.ema, config.length, optimizer)
     return state
 
 

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from smalti.distributed.parallel.dtensors import local, square_norm
 from smalti.track.progress import NoProgress, Phase, ProgressWriter
+from smalti.train.weight_average import WeightAverage
 
 Metrics = dict[str, Tensor]
 Loss = Callable[[nn.Module, Any], tuple[Tensor, Tensor, Metrics]]
@@ -83,8 +84,8 @@ class TrainState:
     """Size of the pipeline axis: each parameter is on the ranks of one pipeline stage."""
     before_update: Callable[[], None] = lambda: None
     """Called before weights and moments change; returns when a checkpoint in progress has copied them."""
-    after_update: Callable[[int, Tensor], None] = lambda step, skip: None
-    """Called with the index of the update and ``found_inf`` after weights have changed."""
+    average: WeightAverage | None = None
+    """The moving average of the weights (``train.ema``)."""
     step: int = 0
     progress: ProgressWriter | NoProgress = field(default_factory=NoProgress)
     """Receives the phase of the step that runs, or that raised the error; ``BACKWARD`` has recomputed blocks too."""
@@ -145,7 +146,8 @@ def train_step(state: TrainState, microbatches: Sequence[Any], loss: Loss) -> St
         group["lr"] = state.lr(state.step) * group.get("lr_frac", 1.0)
     state.before_update()
     state.optimizer.step()
-    state.after_update(state.step, state.found_inf)
+    if state.average is not None:
+        state.average.update(state.step, state.found_inf)
     if state.loss_state is not None:
         state.loss_state.after_step(state.model, {**reduced, "weight": weight}, skip=state.found_inf > 0)
     state.step += 1

@@ -3,8 +3,12 @@
 It is kept with the moments of each parameter, so it is sharded, saved in checkpoints and resumed as they are.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
 from torch.optim.sgd import sgd
 
 from smalti.config.durations import RunLength
@@ -29,3 +33,25 @@ class WeightAverage:
         # average += (1 - decay) (weight - average), by the kernel that can skip on the device
         sgd(averages, weights, [None] * len(averages), fused=True, found_inf=skip, weight_decay=1.0, maximize=True,
             lr=1 - self._config.decay_at(step, self._length), momentum=0.0, dampening=0.0, nesterov=False)  # fmt: skip
+
+    @contextmanager
+    def as_weights(self, model: nn.Module) -> Iterator[None]:
+        """Context manager: ``model`` has the average as its weights, and afterwards its own again, to the bit.
+
+        They change places, so only the largest weight is in memory twice. No save may copy them meanwhile.
+        """
+        self._exchange(model)
+        try:
+            yield
+        finally:
+            self._exchange(model)
+
+    @torch.no_grad()
+    def _exchange(self, model: nn.Module) -> None:
+        for weight, average in zip(self._weights, self._averages, strict=True):
+            before = local(weight).clone()
+            local(weight).copy_(local(average))
+            local(average).copy_(before)
+        for module in model.modules():
+            if isinstance(module, FSDPModule):
+                module.reshard()  # what an evaluation has gathered is kept where the model is small

@@ -66,6 +66,8 @@ def test_a_line_held_back_is_printed_on_close(ticking: list[float]) -> None:
 def test_heldout_results_are_lines_of_their_own(ticking: list[float]) -> None:
     metrics = {"metrics/eval/code/LanguageCrossEntropy": 2.1, "metrics/eval/code/bits_per_byte": 1.583}
     assert format_heldout(60, metrics) == "held-out at step 60  code: loss 2.100, 1.583 bits/byte"
+    of_average = {"metrics/eval_ema/code/LanguageCrossEntropy": 2.05, "metrics/eval_ema/code/LanguagePerplexity": 7.8}
+    assert str(format_heldout(60, metrics | of_average)).endswith("1.583 bits/byte, EMA loss 2.050")
     stream = io.StringIO()
     sink = ConsoleSink(100, stream=stream, every_s=1000)
     sink.update(1, METRICS)

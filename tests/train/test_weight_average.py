@@ -21,6 +21,9 @@ from smalti.cost.axes import Layout
 from smalti.cost.checkpoint import checkpoint_bytes
 from smalti.cost.memory.per_rank import memory_per_rank
 from smalti.distributed.checkpoint.checkpoint import StoredModel
+from smalti.evals.in_loop import heldout_hook
+from smalti.model.decoder import Decoder
+from smalti.track.sinks.jsonl import read_metrics
 from smalti.train import Hook, build, fit
 from smalti.train.loop import Job
 from smalti.train.optim import build_optimizer
@@ -165,3 +168,63 @@ def test_it_is_planned_and_read_by_name(tmp_path: Path) -> None:
     run_ranks(1, _fit, without)
     with pytest.raises(UserError, match="has no moving average"):
         StoredModel(path, ema=True)
+
+
+# ---- its held-out loss ----------------------------------------------------------------------------------------------
+
+
+def _evaluated(rank: int, config: RunConfig) -> None:
+    fit(build(config, evaluation=heldout_hook))
+
+
+def _of_exported(rank: int, config: RunConfig, step: int) -> list[dict[str, float]]:
+    """Held-out measures of the weights and of their average in the checkpoint of a step, each in a plain model."""
+    evaluate = heldout_hook(config)
+    assert evaluate is not None
+    measures = []
+    for ema in (False, True):
+        model = Decoder(config.model)
+        weights = StoredModel(Path(config.run_folder) / f"checkpoints/step-{step:08d}", ema=ema)
+        model.load_state_dict(dict(weights))
+        measures.append(evaluate(model, step))
+    return measures
+
+
+@pytest.mark.slow
+@pytest.mark.sample(2)
+@pytest.mark.parametrize(
+    ("kind", "parallel"),
+    [
+        ("dense", {}),
+        ("moe", {"expert": 2}),
+        ("dense", {"tensor": 2}),
+        ("dense", {"replicate": 2}),
+        ("dense", {"pipeline": 2}),
+    ],
+)
+def test_its_heldout_loss_is_that_of_the_exported_average_and_training_is_undisturbed(
+    kind: str, parallel: dict[str, int], tmp_path: Path
+) -> None:
+    """Evaluated after each step and while checkpoints are saved; weights, moments and average are those of a run
+    without evaluations, to the bit."""
+    section = {"parallel": {"ranks": 2, "threads": 1, **parallel}, "eval_tokens": 2000}
+    config = _config(tmp_path, kind, eval_every="1step", **section)
+    quiet = _config(tmp_path, kind, **section).model_copy(update={"folder": str(tmp_path / "runs" / "quiet")})
+    heldout = {"code": str(tmp_path / "tokens" / "code")}
+    config = config.model_copy(update={"data": config.data.model_copy(update={"heldout": heldout})})
+    run_ranks(2, _evaluated, config)
+    run_ranks(2, _fit, quiet)
+    with_evaluations, without = (stored_tensors(Path(each.run_folder) / LAST) for each in (config, quiet))
+    assert with_evaluations.keys() == without.keys()
+    assert all(torch.equal(with_evaluations[name], tensor) for name, tensor in without.items())
+    rows = {
+        row["step"]: row for row in read_metrics(Path(config.run_folder)) if "metrics/eval/code/bits_per_byte" in row
+    }
+    assert list(rows) == list(range(1, 13))
+    train = config.train.model_copy(update={"parallel": _config(tmp_path, kind).train.parallel})
+    [(of_weights, of_average)] = run_ranks(1, _of_exported, config.model_copy(update={"train": train}), 12)
+    for name, value in of_weights.items():
+        assert rows[12][name] == pytest.approx(value, rel=1e-6)
+        average = of_average[name]
+        assert rows[12][name.replace("metrics/eval/", "metrics/eval_ema/")] == pytest.approx(average, rel=1e-6)
+        assert abs(average - value) > 1e-4, "they differ"

@@ -12,8 +12,9 @@ from typing import Any, Protocol, TextIO
 from smalti.base import clock
 from smalti.base.env import no_color, plain_output
 from smalti.base.units import format_count, format_frac, format_seconds
+from smalti.track.names import EVAL, EVAL_EMA
 
-_EVAL_PREFIX, _TASKS_PREFIX = "metrics/eval/", "icl/metrics/"
+_TASKS_PREFIX = "icl/metrics/"
 _TASKS = 6
 """Most tasks in a line."""
 
@@ -116,13 +117,15 @@ def format_heldout(step: int, metrics: Mapping[str, Any]) -> str | None:
     texts_of: dict[str, list[str]] = {}
     for name, value in metrics.items():
         number = _number(value)
-        if not name.startswith(_EVAL_PREFIX) or number is None:
+        if not name.startswith((EVAL, EVAL_EMA)) or number is None:
             continue
-        source, _, metric = name.removeprefix(_EVAL_PREFIX).rpartition("/")
+        prefix = EVAL if name.startswith(EVAL) else EVAL_EMA
+        source, _, metric = name.removeprefix(prefix).rpartition("/")
         if metric == "LanguagePerplexity":  # the same as the loss
             continue
         texts = {"LanguageCrossEntropy": f"loss {number:.3f}", "bits_per_byte": f"{number:.3f} bits/byte"}
-        texts_of.setdefault(source, []).append(texts.get(metric, f"{metric} {number:.4g}"))
+        text = texts.get(metric, f"{metric} {number:.4g}")
+        texts_of.setdefault(source, []).append(text if prefix == EVAL else f"EMA {text}")
     if not texts_of:
         return None
     return "  ".join(
