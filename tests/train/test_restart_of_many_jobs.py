@@ -18,6 +18,7 @@ import torch.distributed as dist
 import toy_run
 from gloo_ranks import server, set_up
 from s3_buckets import Bucket
+from s3_server import s3_environment
 
 from smalti.base.objects import Requests
 from smalti.config.load import from_dict
@@ -97,9 +98,10 @@ class Started(Hook):
             self._path.write_text(str(time.monotonic()))
 
 
-def _job(config: RunConfig, ranks: int, barrier: Any) -> None:
+def _job(config: RunConfig, ranks: int, barrier: Any, environment: dict[str, str]) -> None:
+    """environment: of the store; the server that forks this process began with an earlier one."""
     set_up()
-    os.environ.update(RANK="0", LOCAL_RANK="0", WORLD_SIZE="1", LOCAL_WORLD_SIZE="1")
+    os.environ.update(RANK="0", LOCAL_RANK="0", WORLD_SIZE="1", LOCAL_WORLD_SIZE="1", **environment)
     run = Path(config.run_folder)
     with pytest.MonkeyPatch.context() as patch:
         world = Ranks(config.name, patch)
@@ -165,7 +167,8 @@ def test_restarts_of_many_jobs_read_the_store_from_one_rank_below_the_rate(
     s3.proxy.refuse = count  # type: ignore[assignment]
     context = server()
     barrier = context.Barrier(jobs)
-    processes = [context.Process(target=_job, args=(config, ranks, barrier)) for config in configs]
+    environment = s3_environment(s3.proxy.url)
+    processes = [context.Process(target=_job, args=(config, ranks, barrier, environment)) for config in configs]
     for process in processes:
         process.start()
     for process in processes:
