@@ -6,10 +6,10 @@ from pydantic import model_validator
 
 from smalti.config.schema import Config, Count, NotAllowed, NotNegative, WallTime, Whole, placement
 
-Cause = Literal["killed", "exception", "hang", "network", "disk", "reported", "slow"]
+Cause = Literal["killed", "exception", "hang", "network", "disk", "reported", "slow", "node"]
 """Why an attempt ended: a rank was killed by a signal; raised an exception; made no progress; the ranks lost each
 other; a disk is full or fails; a rank reported another fault that may pass (exit code 75); MFU fell
-(``train.health.mfu_below``)."""
+(``train.health.mfu_below``); a node was lost (``train.nodes``)."""
 
 
 class RestartConfig(Config):
@@ -19,12 +19,13 @@ class RestartConfig(Config):
     attempts: Whole = placement(100, ge=0)
     """Most restarts of one command; 0: none, so that a fault ends it: with exit code 75, or that of an exception."""
     budget: dict[Cause, NotNegative] = placement({})
-    """Most restarts for a cause: killed, exception, hang, network, disk, reported, slow; 0: none. Absent:
+    """Most restarts for a cause: killed, exception, hang, network, disk, reported, slow, node; 0: none. Absent:
     ``attempts``."""
     no_progress: Count = placement(3)
     """So many attempts in a row without a newer checkpoint end the command with exit code 93."""
     min_ranks: Count | None = placement(None)
-    """If the same rank fails twice in a row, continue without it, on at least so many ranks. Absent: always on all."""
+    """If the same rank fails twice in a row, or a node is lost and none has joined in its place (``train.nodes``),
+    continue without it, on at least so many ranks. Absent: always on all."""
     grow_after: WallTime = placement("1h")
     """After so long on fewer ranks, save and continue on all; twice as long each time that it had to shrink again."""
     hang_floor: WallTime = placement("10s")

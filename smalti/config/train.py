@@ -8,6 +8,7 @@ from pydantic import Field, model_validator
 from smalti.config.durations import LengthConfig
 from smalti.config.ema import EmaConfig
 from smalti.config.health import HealthConfig
+from smalti.config.nodes import NodesConfig
 from smalti.config.optimizer import OPTIMIZERS, OptimizerConfig
 from smalti.config.parallel import ParallelConfig
 from smalti.config.restart import RestartConfig
@@ -198,6 +199,8 @@ class TrainConfig(LengthConfig):
     """The loss."""
     parallel: ParallelConfig = ParallelConfig()
     """Ranks, axes of parallelism, devices, compilation."""
+    nodes: NodesConfig | None = placement(None)
+    """Several machines, with an agent on each. Absent: ``smalti train`` starts all ranks on this one."""
     checkpoint: CheckpointConfig = CheckpointConfig()
     """Checkpoints."""
     restart: RestartConfig = RestartConfig()

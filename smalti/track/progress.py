@@ -260,12 +260,18 @@ def read_slots(path: Path) -> list[Progress]:
         if not size:
             return []
         with path.open("rb") as file, mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ) as mapped:
-            return [slot for offset in range(0, size, SLOT_BYTES) if (slot := _read(mapped, offset)) is not None]
+            return slots_in(mapped)
     except FileNotFoundError:
         return []
 
 
-def _read(mapped: mmap.mmap, offset: int) -> Progress | None:
+def slots_in(mapped: mmap.mmap | bytes) -> list[Progress]:
+    """Return the slots that a rank has opened, of the file of a node or a copy of its bytes."""
+    slots = (_read(mapped, offset) for offset in range(0, len(mapped) - SLOT_BYTES + 1, SLOT_BYTES))
+    return [slot for slot in slots if slot is not None]
+
+
+def _read(mapped: mmap.mmap | bytes, offset: int) -> Progress | None:
     """Return a slot; None where none was opened, or where its rank was killed while it wrote the first time."""
     values: tuple[int, ...] = ()
     for _ in range(_TRIES):

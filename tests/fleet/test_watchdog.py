@@ -1,5 +1,6 @@
 """The watchdog counts signs of life within a long phase as progress."""
 
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,7 +16,7 @@ def test_a_long_phase_that_beats_is_no_hang(tmp_path: Path, monkeypatch: Any) ->
     path = slot_file(tmp_path, 0)
     writers = [ProgressWriter(path, local_rank=rank, local_ranks=2, rank=rank) for rank in range(2)]
     ranks: Any = [SimpleNamespace(rank=rank, code=None, is_stopped=False) for rank in range(2)]
-    watchdog = Watchdog(Limits(10.0, 600.0), path)
+    watchdog = Watchdog(Limits(10.0, 600.0), partial(read_slots, path))
     for writer in writers:
         writer.enter(Phase.EVAL)
 
@@ -59,7 +60,7 @@ def test_a_rank_without_a_slot_is_named_if_the_others_wait(tmp_path: Path, monke
     now_s = 100.0
     monkeypatch.setattr(clock, "now_s", lambda: now_s)
     path, writers, ranks = _slots(tmp_path, 3, 2)
-    watchdog = Watchdog(Limits(10.0, 30.0), path)
+    watchdog = Watchdog(Limits(10.0, 30.0), partial(read_slots, path))
     for _ in range(100):  # the others train, so it is no hang
         now_s += 1.0
         for writer in writers:
@@ -76,7 +77,7 @@ def test_of_two_ranks_in_two_collectives_the_one_without_the_usual_one_is_named(
     path, writers, ranks = _slots(tmp_path, 2, 2)
     for writer in writers:
         writer.enter(Phase.OPTIMIZER)
-    hang = Watchdog(Limits(10.0, 600.0), path).name(
+    hang = Watchdog(Limits(10.0, 600.0), partial(read_slots, path)).name(
         read_slots(path), ranks, {}, {0: {"0": 41, "7": 0}, 1: {"0": 40, "7": 1}}
     )
     assert (hang.rank, hang.why) == (1, "the others wait in a collective that it has not started")
@@ -93,7 +94,7 @@ def test_parts_of_the_set_up_are_signs_of_life_whose_limit_is_learned_by_attempt
         nonlocal now_s
         limits.resumes = resumes
         path, writers, ranks = _slots(tmp_path / str(attempt), 2, 2)
-        watchdog = Watchdog(limits, path)
+        watchdog = Watchdog(limits, partial(read_slots, path))
         for part in range(parts):
             for _ in range(30):
                 now_s += 1.0

@@ -259,6 +259,41 @@ def hold(
         signal.pause()
 
 
+@app.command(epilog="Example: smalti fleet join 10.0.0.1:7400")
+def join(
+    addresses: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="HOST:PORT...", help="train.nodes.listen of the run, or of each node that may be its lead."
+        ),
+    ],
+    name: Annotated[str | None, typer.Option(help="Name of this node; absent: its host name.")] = None,
+    once: Annotated[bool, typer.Option("--once", help="End with the first run, with its exit code.")] = False,
+) -> None:
+    """Start, watch and end the ranks of this node for a run of several machines, until Ctrl-C or SIGTERM.
+
+    'smalti train' with train.nodes on another node is the lead. It uses as many nodes as the run needs; others that
+    join are spares. If the lead ends or is not heard from, the ranks of this node are killed, and it joins again when
+    the same run, or another one, is started at one of the addresses. A stop lets the run save and go on without this
+    node; a second one kills the ranks at once.
+
+    Needs SMALTI_PEER_KEY, the same on all nodes: who has it can start commands here. What is sent is not encrypted, so
+    the network between the nodes must be private. Ranks get the environment of this command.
+    """
+    import os
+
+    from smalti.base import log
+    from smalti.base.env import log_level
+    from smalti.base.errors import UserError
+    from smalti.fleet.nodes import joined
+
+    for address in addresses:
+        if not address.rpartition(":")[2].isdigit() or not address.rpartition(":")[0]:
+            raise UserError(f"'{address}' is not the address of a lead", allowed="HOST:PORT", hint="10.0.0.1:7400")
+    log.setup(log_level())
+    raise typer.Exit(joined.join(addresses, name or os.uname().nodename, once=once))
+
+
 @app.command(epilog="Example: smalti fleet check --save good-node.json")
 def check(
     folder: Annotated[Path, typer.Option(help="Where runs are written: its disk is tested.")] = Path("."),

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from smalti.config.load import Loaded
     from smalti.config.run import RunConfig
     from smalti.distributed.group.mesh import Mesh
+    from smalti.fleet.nodes.lead import Nodes
     from smalti.track.run import RunFolder
     from smalti.train.job import MakeEvaluate
     from smalti.train.loop import Evaluate
@@ -53,7 +54,8 @@ def train(
     Ctrl-C saves and exits (code 130), a second one exits at once. SIGTERM saves and exits (code 75).
 
     train.parallel.ranks processes are started on this machine, each with a log in the run's logs/attempt-N. For several
-    machines use torchrun or srun: each process that they start trains as one rank, and they handle the output.
+    machines use train.nodes and 'smalti fleet join' on the others; or torchrun or srun: each process that they start
+    trains as one rank, and they handle the output.
 
     A run folder resumes in place, also when moved or copied; name= or folder= makes another run of its config. --try 2
     trains, evaluates and saves two steps of the run in a folder that the next trial replaces, without starting the run.
@@ -138,20 +140,41 @@ def _planned_fork(config: "RunConfig") -> "Fork | None":
 
 
 def _as_agent(loaded: "Loaded[RunConfig]", arguments: list[str], *, fork: "Fork | None", trial: int | None) -> int:
-    """Open the run folder, run attempts until the run is done or may not continue, and report how each ended."""
-    from smalti.base import clock, log
+    """Wait for the other nodes of the run, if it has any, and run its attempts; returns the exit code."""
+    from smalti.base import log
     from smalti.base.env import log_level
     from smalti.base.errors import ExitCode
-    from smalti.cli.train import preflight, trials
+    from smalti.cli.train import trials
+    from smalti.fleet.nodes import lead
+
+    arguments = [*arguments, *trials.arguments(trial)]
+    log.setup(log_level())
+    config = loaded.config
+    ranks = config.train.parallel.ranks
+    with lead.opened(config.train.nodes, ranks=ranks, run=config.run_folder) as nodes:
+        if nodes is None:
+            _warn(_idle_nodes())
+        elif nodes.wait(ranks) is None:
+            return int(ExitCode.RETRY)
+        code = _run_attempts(loaded, arguments, nodes, fork=fork, trial=trial)
+        if nodes is not None:
+            nodes.end(code)
+        return code
+
+
+def _run_attempts(
+    loaded: "Loaded[RunConfig]", arguments: list[str], nodes: "Nodes | None", *, fork: "Fork | None", trial: int | None
+) -> int:
+    """Open the run folder, run attempts until the run is done or may not continue, and report how each ended."""
+    from smalti.base import clock
+    from smalti.base.errors import ExitCode
+    from smalti.cli.train import preflight
     from smalti.fleet import agent
     from smalti.fleet.agent.memory import peer_memory
     from smalti.fleet.neighbour.client import neighbour
     from smalti.track import trackers
     from smalti.track.run import RunFolder
 
-    arguments = [*arguments, *trials.arguments(trial)]
-    log.setup(log_level())
-    _warn(_idle_nodes())
     started_s = clock.now_s()
     why_not = preflight.not_exportable(loaded.config)
     merged = preflight.only_merged(loaded.config)
@@ -175,13 +198,16 @@ def _as_agent(loaded: "Loaded[RunConfig]", arguments: list[str], *, fork: "Fork 
         folder = RunFolder.open(following.config, following.origins, argv=argv[:-1] if fork else argv)  # already forked
         return [*command, *overrides], folder
 
+    def fits(ranks: int) -> bool:
+        return preflight.fits(loaded.config, ranks) and (nodes is None or nodes.divides(ranks))
+
     command = [sys.executable, "-m", "smalti", *arguments]
     try:
         with peer_memory(loaded.config) as memory, neighbour(loaded.config, folder, memory):
             outcome = agent.run(
                 command, ranks=parallel.ranks, folder=folder, threads=parallel.threads, at_end=ended, again=again,
-                restart=loaded.config.train.restart, fits=lambda ranks: preflight.fits(loaded.config, ranks),
-                limits=preflight.limits(loaded.config), memory=memory, health=loaded.config.train.health,
+                restart=loaded.config.train.restart, fits=fits, limits=preflight.limits(loaded.config), memory=memory,
+                health=loaded.config.train.health, nodes=nodes,
             )  # fmt: skip
     finally:
         folder.close()
@@ -349,9 +375,16 @@ def _evaluation(
 def _of_world(loaded: "Loaded[RunConfig]", ranks: int) -> "Loaded[RunConfig]":
     """Return the config with the launcher's number of ranks, which is run and recorded."""
     from smalti.base.env import world
+    from smalti.base.errors import UserError
 
     config = loaded.config
     place = world()
+    if config.train.nodes is not None:
+        raise UserError(
+            f"train.nodes has no effect here: {place.launcher} has started the ranks",
+            allowed="'smalti train' on one node and 'smalti fleet join' on the others, or another launcher",
+            hint="train.nodes=null",
+        )
     wanted = config.train.parallel.ranks
     if wanted == ranks:
         return loaded

@@ -39,11 +39,12 @@ def check(
     _check_stages(config)
     config.data.require_every_source_used()
     _check_mesh(config, ranks)
+    _check_nodes(config, ranks)
     origin_warnings(config, origins)
     _check_retained(config)
     _check_folders(config)
     _check_files(config)
-    require_possible(config, by_agent=not inside_world(), one_machine=not inside_world())
+    require_possible(config, by_agent=not inside_world(), one_machine=not inside_world() and config.train.nodes is None)
     trackers.check(config.track, config.run_folder)
 
 
@@ -234,6 +235,26 @@ def _check_mesh(config: "RunConfig", ranks: int) -> None:
             f"train.restart.min_ranks={least} is more than train.parallel.ranks={ranks}",
             allowed=f"1 to {ranks}",
             hint=f"train.restart.min_ranks={max(1, ranks - 1)}",
+        )
+
+
+def _check_nodes(config: "RunConfig", ranks: int) -> None:
+    """Raise UserError for ranks that nodes cannot share equally, and for what agents of several nodes do not do."""
+    nodes, checkpoint = config.train.nodes, config.train.checkpoint
+    if nodes is None:
+        return
+    if ranks % nodes.count:
+        near = max(1, round(ranks / nodes.count)) * nodes.count
+        raise UserError(
+            f"train.parallel.ranks={ranks} cannot be divided over train.nodes.count={nodes.count} in equal parts",
+            allowed="a multiple of the nodes",
+            hint=f"train.parallel.ranks={near}",
+        )
+    if checkpoint.peer_copies is not None:
+        raise UserError(
+            f"train.checkpoint.peer_copies={checkpoint.peer_copies} has no effect with train.nodes",
+            allowed="copies in memory for the ranks of one machine",
+            hint="train.checkpoint.peer_copies=null",
         )
 
 

@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from smalti.base import clock
 from smalti.base.env import fleet_queued_s
@@ -21,9 +22,12 @@ from smalti.fleet.agent.requests import StopRequests
 from smalti.fleet.agent.restarts import Restarts
 from smalti.fleet.agent.watch import Watch
 from smalti.fleet.agent.watchdog import Limits
-from smalti.fleet.launch.local import free_port, start
+from smalti.fleet.launch.local import Rank, free_port, start
 from smalti.track.progress import slot_file
 from smalti.track.run import RunFolder
+
+if TYPE_CHECKING:
+    from smalti.fleet.nodes.lead import Nodes
 
 _PORT_TRIES = 3
 _OPEN_WAITS_S = (10.0, 20.0, 40.0, 80.0)
@@ -58,13 +62,14 @@ def run(
     limits: Limits | None = None,
     memory: Path | None = None,
     health: HealthConfig | None = None,
+    nodes: "Nodes | None" = None,
 ) -> Outcome:
-    """Run attempts of ``command`` on ``ranks`` local ranks until the run is done or no attempt may follow.
+    """Run attempts of ``command`` on ``ranks`` ranks until the run is done or no attempt may follow.
 
     After a fault the next one follows as ``restart`` says, after ``oom`` with half the microbatch in any case;
     ``again`` opens it. ``fits``: whether the run can be laid out on fewer ranks. ``threads``: CPU threads of each rank,
     "auto" for cores / ranks. ``limits``: a rank that makes no progress for longer is killed; None: none is.
-    ``health``: the check of this node before a restart; None: none.
+    ``health``: the check of this node before a restart; None: none. ``nodes``: of the ranks; None: this one alone.
     ``memory``: the folder of shared memory for copies of the state, from which the next attempt resumes; None: none.
     ``grace_s``: how long the other ranks have to end by themselves once one is dead.
     ``stop_s``: how long they have to save after SIGTERM or Ctrl-C. ``at_end`` is called with the outcome of each
@@ -76,17 +81,16 @@ def run(
     wanted, least, queued_s = ranks, None, fleet_queued_s()
     with StopRequests() as requests:
         while True:
-            count = max(1, cpu_count() // ranks) if threads == "auto" else int(threads)
 
             def decide(outcome: Outcome, attempt: RunFolder = folder, ranks: int = ranks) -> Outcome:
                 if again is None or requests.any:
                     return outcome
                 return check_node(restarts.decide(outcome, attempt, ranks), attempt, health, requests)
 
-            pauses = Pauses(folder.path, health, grow_after_s=restarts.grow_after_s(ranks))
+            pauses = Pauses(folder.path, health, grow_after_s=restarts.grow_after_s(ranks), nodes=nodes)
             outcome = _attempt(
-                command, folder, requests, decide, ranks=ranks, ranks_wanted=wanted, threads=count, patience=patience,
-                memory=memory, queued_s=queued_s, pauses=None if again is None else pauses,
+                command, folder, requests, decide, ranks=ranks, ranks_wanted=wanted, threads=threads, patience=patience,
+                memory=memory, queued_s=queued_s, pauses=None if again is None else pauses, nodes=nodes,
             )  # fmt: skip
             queued_s = 0.0
             if at_end is not None:
@@ -96,10 +100,12 @@ def run(
             _wait(outcome.wait_s, requests)
             if again is None or not (halves or outcome.restarts):
                 return outcome
+            least, ranks = smaller if halves else least, outcome.next_ranks or ranks
+            if nodes is not None:
+                ranks = nodes.wait(ranks, restarts.on_fewer_nodes, lambda: requests.any) or 0
             if requests.any:
                 return replace(outcome, code=ExitCode.INTERRUPTED if requests.interrupts else ExitCode.RETRY)
-            least, ranks = smaller if halves else least, outcome.next_ranks or ranks
-            opened = _open(again, ranks, folder, requests)
+            opened = _open(again, ranks, folder, requests) if ranks else None
             if opened is None:
                 return outcome
             command, folder = opened
@@ -136,32 +142,34 @@ def _attempt(
     *,
     ranks: int,
     ranks_wanted: int,
-    threads: int,
+    threads: int | str,
     patience: _Patience,
     memory: Path | None,
     queued_s: float,
     pauses: Pauses | None,
+    nodes: "Nodes | None",
 ) -> Outcome:
     assert folder.attempt is not None
+    local_ranks = ranks if nodes is None else nodes.local_ranks(ranks)
+    threads = max(1, cpu_count() // local_ranks) if threads == "auto" else int(threads)
     events = folder.event_log()
     started_s, step_before = clock.now_s(), last_step(folder)
     if patience.limits is not None:
         patience.limits.resumes = folder.saved_step() is not None and memory is None
-    queued = {"queued_s": queued_s} if queued_s else {}
+    queued: dict[str, Any] = {"queued_s": queued_s} if queued_s else {}
+    if nodes is not None:
+        queued["nodes"] = nodes.place(ranks)
     events.write("attempt_started", ranks=ranks, ranks_wanted=ranks_wanted, threads=threads,
                  resumes=folder.attempt > 0, **queued)  # fmt: skip
     for attempt_at_port in range(_PORT_TRIES):
-        started = start(
-            command,
-            ranks=ranks,
-            threads=threads,
-            attempt=folder.attempt,
-            port=free_port(),
-            log_of=folder.rank_log,
-            memory=memory,
-        )
+        started: list[Rank] = (
+            [*start(command, ranks=ranks, threads=threads, attempt=folder.attempt, port=free_port(),
+                    log_of=folder.rank_log, memory=memory)]
+            if nodes is None
+            else nodes.start(command, folder, ranks=ranks, threads=threads, memory=memory)
+        )  # fmt: skip
         slots = slot_file(folder.log_folder(), 0)
-        watch = Watch(started, requests, patience.grace_s, patience.stop_s, slots, patience.limits, pauses)
+        watch = Watch(started, requests, patience.grace_s, patience.stop_s, slots, patience.limits, pauses, nodes)
         try:
             watch.wait()
         finally:

@@ -18,7 +18,7 @@ import psutil
 from smalti.base import store
 from smalti.base.clock import utc_text
 from smalti.base.errors import SmaltiError
-from smalti.fleet.launch.local import STACK_SIGNAL, Rank, stack_file
+from smalti.fleet.launch.local import STACK_SIGNAL, LocalRank, Rank, stack_file
 from smalti.track.collectives import Counts
 from smalti.track.progress import Progress
 
@@ -32,8 +32,8 @@ def stacks_of(ranks: Sequence[Rank], log_folder: Path) -> dict[int, str]:
     running = [rank for rank in ranks if rank.code is None]
     tool = shutil.which("py-spy")
     if tool is not None:
-        stacks = {rank.rank: _by_tool(tool, rank.pid) for rank in running}
-        if any(stacks.values()):
+        stacks = {rank.rank: _by_tool(tool, rank.pid) for rank in running if isinstance(rank, LocalRank)}
+        if all(stacks.get(rank.rank) for rank in running):
             return stacks
     for rank in running:
         with suppress(OSError):
@@ -74,6 +74,8 @@ def write(
 
 def _process(rank: Rank) -> dict[str, Any]:
     facts: dict[str, Any] = {"rank": rank.rank, "pid": rank.pid, "code": rank.code}
+    if not isinstance(rank, LocalRank):
+        return {**facts, "node": rank.node}
     with suppress(psutil.Error):
         process = psutil.Process(rank.pid)
         cpu = process.cpu_times()

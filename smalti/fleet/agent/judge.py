@@ -32,6 +32,8 @@ def judge(watch: Watch, folder: RunFolder) -> Outcome:
     oom_event = happened(folder.events(), folder.attempt)
     if oom_event is not None and watch.stopped_by is None:
         return _out_of_memory(oom_event, cause, watch, step)
+    if watch.lost is not None:
+        return _node_lost(watch, step)
     if watch.hang is not None:
         return _hung(watch.hang, watch)
     if cause is not None:
@@ -83,6 +85,13 @@ def _stopped(by: signal.Signals, watch: Watch, folder: RunFolder, step: int) -> 
     return Outcome(ExitCode.TERMINATED, reason, hint=again)
 
 
+def _node_lost(watch: Watch, step: int) -> Outcome:
+    """Return the outcome if a node was lost, whatever its ranks and the others did then."""
+    assert watch.lost is not None
+    reason = f"node {watch.lost.name} was lost after step {step}: {watch.lost.why}"
+    return Outcome(ExitCode.RETRY, reason, hint=_RESUME, cause="node", step=step)
+
+
 def _lost(lost: Rank, watch: Watch, step: int) -> Outcome:
     """Return the outcome if all ranks that died had lost another one: those that were left did not answer."""
     if not watch.left:
@@ -98,7 +107,7 @@ def _lost(lost: Rank, watch: Watch, step: int) -> Outcome:
 def _hung(hang: Hang, watch: Watch) -> Outcome:
     """Return the outcome if the watchdog has ended the attempt."""
     guilty = next((rank for rank in watch.ranks if rank.rank == hang.rank), None)
-    who = "every rank" if guilty is None else f"rank {guilty.rank} (pid {guilty.pid})"
+    who = "every rank" if guilty is None else guilty.name
     reason = f"{who} made no progress for {hang.still_s:.0f} s in {hang.phase.name.lower()} after step {hang.step}"
     reason += f": {hang.why}" if hang.why else ""
     tail = () if guilty is None else tuple(guilty.last_lines(_TAIL_LINES))
@@ -107,7 +116,7 @@ def _hung(hang: Hang, watch: Watch) -> Outcome:
 
 def _unresponsive(watch: Watch) -> str:
     """Return ``rank 1 (pid 17), which was stopped (SIGSTOP or a debugger),``."""
-    names = [f"rank {rank.rank} (pid {rank.pid})" for rank in watch.left]
+    names = [rank.name for rank in watch.left]
     verb = "was" if len(names) == 1 else "were"
     return ", ".join(names) + (f", which {verb} stopped (SIGSTOP or a debugger)," if watch.any_stopped else "")
 
@@ -123,7 +132,7 @@ def _with_value_not_finite(outcome: Outcome, folder: RunFolder) -> Outcome:
 
 def _blamed(cause: Rank, watch: Watch, step: int) -> Outcome:
     assert cause.code is not None
-    who = f"rank {cause.rank} (pid {cause.pid})"
+    who = cause.name
     tail = tuple(cause.last_lines(_TAIL_LINES))
     if cause.code < 0:
         killed_hint = _RESUME

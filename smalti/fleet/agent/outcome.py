@@ -7,7 +7,7 @@ from typing import Literal
 from smalti.config.restart import Cause
 from smalti.track.sinks.console import wants_live
 
-PAUSES = ("slow", "grow")
+PAUSES = ("slow", "grow", "leave")
 """Causes that are no faults: the attempt was ended after a save."""
 _SHOW_CURSOR = "\x1b[?25h"
 
@@ -24,9 +24,9 @@ class Outcome:
     hint: str | None = None
     printed: bool = False
     """Rank 0 has printed the error on the terminal."""
-    cause: Cause | Literal["oom", "grow"] | None = None
-    """``oom``: a rank ran out of memory; ``grow``: the run is to continue on all of its ranks; else a ``Cause`` of
-    train.restart. None: no fault."""
+    cause: Cause | Literal["oom", "grow", "leave"] | None = None
+    """``oom``: a rank ran out of memory; ``grow``: the run is to continue on all of its ranks; ``leave``: without a
+    node that is to be stopped; else a ``Cause`` of train.restart. None: no fault."""
     rank: int | None = None
     """The rank that caused it."""
     step: int = 0

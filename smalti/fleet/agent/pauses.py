@@ -1,20 +1,23 @@
 """Reasons to end an attempt without a fault: it saves, and the next one follows by itself.
 
 ``slow``: MFU stays below a share of its trailing median (``train.health.mfu_below``). ``grow``: the run has continued
-on fewer ranks for some time (``train.restart.grow_after``).
+on fewer ranks for some time (``train.restart.grow_after``). ``leave``: a node is to be stopped.
 """
 
 import statistics
 from collections import deque
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from smalti.base import clock
 from smalti.base.units import format_frac, format_seconds
 from smalti.config.health import HealthConfig
 from smalti.track.line_file import parse_line
 from smalti.track.sinks import jsonl
+
+if TYPE_CHECKING:
+    from smalti.fleet.nodes.lead import Nodes
 
 _SPEED = "throughput/device/flops_per_sec"
 """MFU times the peak of the device, which need not be known."""
@@ -29,15 +32,18 @@ _EVERY_S = 1.0
 class Pause:
     """Why an attempt is to end."""
 
-    cause: Literal["slow", "grow"]
+    cause: Literal["slow", "grow", "leave"]
     words: str
 
 
 class Pauses:
     """Looks for a reason about once a second, in one attempt."""
 
-    def __init__(self, folder: Path, health: HealthConfig | None, *, grow_after_s: float | None) -> None:
+    def __init__(
+        self, folder: Path, health: HealthConfig | None, *, grow_after_s: float | None, nodes: "Nodes | None" = None
+    ) -> None:
         """The attempt begins now. None: never for that reason."""
+        self._nodes = nodes
         below = None if health is None else health.mfu_below
         self._speed = None if below is None else _Speed(folder / jsonl.FILE_NAME, below)
         self._grow_after_s, self._began_s = grow_after_s, clock.now_s()
@@ -49,7 +55,11 @@ class Pauses:
         if now_s - self._looked_s < _EVERY_S:
             return None
         self._looked_s = now_s
-        if self._grow_after_s is not None and now_s - self._began_s >= self._grow_after_s:
+        leaving = None if self._nodes is None else self._nodes.leaving()
+        if leaving is not None:
+            return Pause("leave", f"node {leaving} is to be stopped")
+        may_grow = self._nodes is None or self._nodes.all_there
+        if may_grow and self._grow_after_s is not None and now_s - self._began_s >= self._grow_after_s:
             return Pause("grow", f"on fewer ranks for {format_seconds(now_s - self._began_s)}")
         return None if self._speed is None else self._speed.look()
 

@@ -8,7 +8,7 @@ from smalti.base.log import get
 from smalti.fleet.agent.judge import last_step
 from smalti.fleet.agent.outcome import Outcome
 from smalti.fleet.agent.watch import Watch
-from smalti.fleet.launch.local import LOST_PEER
+from smalti.fleet.launch.local import LOST_PEER, Rank
 from smalti.track.events import EventLog
 from smalti.track.run import RunFolder
 
@@ -31,22 +31,31 @@ def write_end(outcome: Outcome, watch: Watch, events: EventLog, step: int, secon
     cause, hang = watch.cause(), watch.hang
     ending = {} if watch.decided_s is None else {"ending_s": round(clock.now_s() - watch.decided_s, 3)}
     lost = cause is not None and cause.code == LOST_PEER
-    if cause is not None and cause.code is not None and not lost:
+    if cause is not None and cause.code is not None and not lost and watch.lost is None:
         how = {"signal": signal.Signals(-cause.code).name} if cause.code < 0 else {"code": cause.code}
         slot = watch.slots.get(cause.rank)
-        events.write("rank_died", rank=cause.rank, pid=cause.pid, step=step, **how,
+        events.write("rank_died", rank=cause.rank, pid=cause.pid, step=step, **how, **_node(cause),
                      phase=None if slot is None else slot.phase.name.lower(),
                      detected_s=round(watch.detected_s[cause.rank], 3), **ending)  # fmt: skip
-    if hang is not None:
-        pid = next((rank.pid for rank in watch.ranks if rank.rank == hang.rank), None)
-        events.write("rank_hung", rank=hang.rank, pid=pid, step=hang.step, phase=hang.phase.name.lower(),
-                     detected_s=round(hang.still_s, 3), why=hang.why, evidence=watch.evidence,
-                     **ending)  # fmt: skip
+    if watch.lost is not None:
+        ranks = [rank.rank for rank in watch.ranks if rank.node == watch.lost.name]
+        events.write("node_lost", node=watch.lost.name, ranks=ranks, step=step, why=watch.lost.why,
+                     detected_s=round(watch.lost.silent_s, 3), **ending)  # fmt: skip
+    elif hang is not None:
+        guilty = next((rank for rank in watch.ranks if rank.rank == hang.rank), None)
+        events.write("rank_hung", rank=hang.rank, pid=guilty and guilty.pid, step=hang.step,
+                     phase=hang.phase.name.lower(), detected_s=round(hang.still_s, 3), why=hang.why,
+                     evidence=watch.evidence, **({} if guilty is None else _node(guilty)), **ending)  # fmt: skip
     elif watch.any_stopped or lost:
         for rank in watch.left:
             events.write("rank_unresponsive", rank=rank.rank, pid=rank.pid, step=step, stopped=watch.any_stopped,
-                         **ending)  # fmt: skip
+                         **_node(rank), **ending)  # fmt: skip
     codes = [int(ExitCode.RETRY) if rank.code == LOST_PEER else rank.code for rank in watch.ranks]
     why = {} if outcome.cause is None else {"cause": outcome.cause}
     events.write("attempt_ended", code=int(outcome.code), reason=outcome.reason, step=step, seconds=round(seconds, 3),
                  codes=codes, **why)  # fmt: skip
+
+
+def _node(rank: Rank) -> dict[str, str]:
+    """Return the node of a rank of another machine."""
+    return {} if rank.node is None else {"node": rank.node}

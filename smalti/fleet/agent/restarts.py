@@ -63,6 +63,8 @@ class Restarts:
         if outcome.cause == "grow":
             hint = f"the next attempt starts by itself on all {self._wanted} ranks"
             return replace(outcome, restarts=True, next_ranks=self._wanted, hint=hint)
+        if outcome.cause == "leave":
+            return replace(outcome, restarts=True, hint="the next attempt starts by itself, without that node")
         stopped = [event for event in folder.events() if event["event"] == "stopped"]
         if outcome.cause != "slow" and any(event["attempt"] == folder.attempt for event in stopped):
             return outcome
@@ -90,7 +92,7 @@ class Restarts:
     def _why_not(self, outcome: Outcome) -> Outcome | None:
         """Return the outcome of the command if no attempt follows."""
         config, cause = self.config, outcome.cause
-        assert cause is not None and cause != "oom" and cause != "grow"
+        assert cause is not None and cause != "oom" and cause != "grow" and cause != "leave"
         if config.attempts == 0:
             return outcome
         if cause == "exception":
@@ -115,10 +117,21 @@ class Restarts:
             return None
         fewer = next((count for count in range(ranks - 1, least - 1, -1) if self._fits(count)), None)
         if fewer is not None:
-            self._failed.clear()
-            self._without_progress = 0
-            self._shrunk += 1
+            self._shrink()
         return fewer
+
+    def on_fewer_nodes(self, room: int) -> int | None:
+        """Return the number of ranks for nodes that have ``room`` for so many; None to wait for a node."""
+        least = self.config.min_ranks
+        fewer = None if least is None else next((n for n in range(room, least - 1, -1) if self._fits(n)), None)
+        if fewer is not None:
+            self._shrink()
+        return fewer
+
+    def _shrink(self) -> None:
+        self._failed.clear()
+        self._without_progress = 0
+        self._shrunk += 1
 
     def _saved_step(self, folder: RunFolder) -> int | None:
         """Return the step of the newest checkpoint, in the run folder or in memory."""

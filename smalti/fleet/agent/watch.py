@@ -3,6 +3,7 @@
 import signal
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from smalti.base import clock
 from smalti.base.errors import ExitCode
@@ -11,9 +12,12 @@ from smalti.fleet.agent.evidence import stacks_of
 from smalti.fleet.agent.pauses import Pause, Pauses
 from smalti.fleet.agent.requests import StopRequests
 from smalti.fleet.agent.watchdog import Hang, Limits, Watchdog
-from smalti.fleet.launch.local import LOST_PEER, Rank
+from smalti.fleet.launch.local import LOST_PEER, LocalRank, Rank
 from smalti.track import collectives
 from smalti.track.progress import Progress, read_slots
+
+if TYPE_CHECKING:
+    from smalti.fleet.nodes.lead import Node, Nodes
 
 _POLL_S = 0.05
 _KILL_WAIT_S = 4.0
@@ -35,9 +39,10 @@ class Watch:
         progress: Path,
         limits: Limits | None = None,
         pauses: Pauses | None = None,
+        nodes: "Nodes | None" = None,
     ) -> None:
         """progress: the file with the slots of the ranks. limits: of phases; None: hangs are not detected. pauses: of
-        the attempt; None: it is ended for none."""
+        the attempt; None: it is ended for none. nodes: the other ones of the attempt."""
         self.ranks = ranks
         self.requests = requests
         self.deaths: list[Rank] = []
@@ -58,7 +63,10 @@ class Watch:
         """Why the ranks were asked to save and end, if not by a request."""
         self.evidence: str | None = None
         """Name of the file with the evidence of a hang."""
-        self._watchdog = None if limits is None else Watchdog(limits, progress)
+        self.lost: Node | None = None
+        """The node that was lost; its ranks and the others are killed."""
+        self._nodes = nodes
+        self._watchdog = None if limits is None else Watchdog(limits, self._read_slots)
         self._pauses = pauses
         self._progress, self._looked_s = progress, clock.now_s()
         self._grace_s, self._stop_s = grace_s, stop_s
@@ -67,6 +75,8 @@ class Watch:
     def wait(self) -> None:
         """Wait until all ranks have ended, or until the others must be killed."""
         while any(rank.code is None for rank in self.ranks):
+            if self._loses_a_node():
+                return
             self._forward()
             self._collect_deaths()
             if self.requests.interrupts > 1 or self._hangs():
@@ -76,11 +86,27 @@ class Watch:
                 return
             self._looked_s = clock.now_s()
             time.sleep(_POLL_S)
-        self._collect_deaths()
+        if not self._loses_a_node():
+            self._collect_deaths()
+
+    def _read_slots(self) -> list[Progress]:
+        return read_slots(self._progress) + ([] if self._nodes is None else self._nodes.slots())
+
+    def _loses_a_node(self) -> bool:
+        """Return whether a node of the attempt was lost; what its ranks did is not known, so none of them is blamed."""
+        self.lost = None if self._nodes is None else self._nodes.lost()
+        if self.lost is None:
+            return False
+        self.decided_s = clock.now_s() if self.decided_s is None else self.decided_s
+        for rank in self.ranks:
+            rank.killed_by_us = rank.killed_by_us or rank.node == self.lost.name
+        return True
 
     def _hangs(self) -> bool:
         """Return whether a rank hangs; it is named, and the evidence written. A stop has its own time limit."""
         if self._watchdog is None or self.deaths or self.stopped_by is not None:
+            return False
+        if self._nodes is not None and self._nodes.any_silent():  # its ranks may go on, and the others wait for them
             return False
         slots = self._watchdog.look(self.ranks)
         if not slots:
@@ -88,7 +114,8 @@ class Watch:
         self.decided_s = clock.now_s()
         folder = self._progress.parent
         stacks = stacks_of(self.ranks, folder)
-        counts = collectives.ask({rank.rank: rank.nonce for rank in self.ranks if rank.code is None}, _ANSWER_S)
+        local = [rank for rank in self.ranks if isinstance(rank, LocalRank)]
+        counts = collectives.ask({rank.rank: rank.nonce for rank in local if rank.code is None}, _ANSWER_S)
         self.hang = self._watchdog.name(slots, self.ranks, stacks, counts)
         self.evidence = evidence.write(folder, slots, self.ranks, stacks, counts)
         return True
@@ -140,7 +167,7 @@ class Watch:
                 self.deaths.append(rank)
                 self.decided_s = clock.now_s() if self.decided_s is None else self.decided_s
                 self.detected_s[rank.rank] = clock.now_s() - self._looked_s
-                self.slots = self.slots or {slot.rank: slot for slot in read_slots(self._progress)}
+                self.slots = self.slots or {slot.rank: slot for slot in self._read_slots()}
                 if rank.code in UNSAVED and self.stopped_by:
                     self._kill_by(self._grace_s)  # it was not training yet, and the others wait for it
                 elif rank in self._causes():

@@ -5,15 +5,14 @@ counted by the agent's looks, so a machine that was suspended gives no false ala
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from smalti.base import clock
 from smalti.fleet.agent.evidence import waits_in_collective
 from smalti.fleet.launch.local import Rank
 from smalti.track.collectives import Counts, behind
-from smalti.track.progress import Phase, Progress, read_slots, unopened
+from smalti.track.progress import Phase, Progress, unopened
 
 _EVERY_S = 1.0
 _MOST_PER_LOOK_S = 2.0
@@ -74,8 +73,9 @@ class Hang:
 class Watchdog:
     """Looks at the slots of one attempt about once a second."""
 
-    def __init__(self, limits: Limits, progress: Path) -> None:
-        self._limits, self._progress = limits, progress
+    def __init__(self, limits: Limits, read: Callable[[], list[Progress]]) -> None:
+        """read: returns the slots of the ranks."""
+        self._limits, self._read = limits, read
         self._looked_s = clock.now_s()
         self._before: dict[int, Progress] = {}
         self._still_s: dict[int, float] = defaultdict(float)
@@ -90,7 +90,7 @@ class Watchdog:
             return []
         self._looked_s = now_s
         running = {rank.rank: rank for rank in ranks if rank.code is None}
-        slots = [slot for slot in read_slots(self._progress) if slot.rank in running]
+        slots = [slot for slot in self._read() if slot.rank in running]
         for slot in slots:
             self._observe(slot, min(passed_s, _MOST_PER_LOOK_S))
         if not slots:

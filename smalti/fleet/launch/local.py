@@ -5,6 +5,7 @@ import secrets
 import signal
 import socket
 import subprocess
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,16 +29,56 @@ def stack_file(log_folder: Path, rank: int) -> Path:
     return log_folder / f"stacks-{rank:03d}.txt"
 
 
-@dataclass
-class Rank:
+@dataclass(kw_only=True)
+class Rank(ABC):
     """A started rank."""
 
     rank: int
-    process: subprocess.Popen[bytes]
     log: Path
-    nonce: str = ""
-    """Name under which it answers ``track.collectives.ask``."""
     killed_by_us: bool = False
+    node: str | None = None
+    """Its node, if that is not this one."""
+
+    @property
+    def name(self) -> str:
+        """The rank with its process, for messages."""
+        return f"rank {self.rank} (pid {self.pid}{f' on {self.node}' if self.node else ''})"
+
+    @property
+    @abstractmethod
+    def pid(self) -> int:
+        """Process id on its node."""
+
+    @property
+    @abstractmethod
+    def code(self) -> int | None:
+        """Exit code, or minus the signal that ended it; None while it runs."""
+
+    @property
+    @abstractmethod
+    def is_stopped(self) -> bool:
+        """True if it is stopped by SIGSTOP or a debugger."""
+
+    @abstractmethod
+    def send(self, number: signal.Signals) -> None:
+        """Send a signal to the rank alone."""
+
+    @abstractmethod
+    def kill(self) -> None:
+        """Kill the rank and its children (SIGKILL), also those that it has left behind."""
+
+    def last_lines(self, count: int) -> list[str]:
+        """Return the last lines of its log file."""
+        return log.last_lines(self.log, count)
+
+
+@dataclass(kw_only=True)
+class LocalRank(Rank):
+    """A rank on this machine, a child of this process."""
+
+    process: subprocess.Popen[bytes]
+    nonce: str
+    """Name under which it answers ``track.collectives.ask``."""
 
     @property
     def pid(self) -> int:
@@ -70,10 +111,6 @@ class Rank:
         except ProcessLookupError:  # it has not reached setsid yet, or is gone with all its children
             self.process.kill()
 
-    def last_lines(self, count: int) -> list[str]:
-        """Return the last lines of its log file."""
-        return log.last_lines(self.log, count)
-
 
 def start(
     command: Sequence[str],
@@ -84,23 +121,28 @@ def start(
     port: int,
     log_of: Callable[[int], Path],
     memory: Path | None = None,
-) -> list[Rank]:
-    """Start all ranks. Rank 0 writes to the terminal, the others to their log files.
+    first: int = 0,
+    world_size: int | None = None,
+    address: str = "127.0.0.1",
+) -> list[LocalRank]:
+    """Start the ranks of this machine. Rank 0 writes to the terminal, the others to their log files.
 
-    memory: the folder of shared memory for copies of the state. Raises RetryableError where a log file cannot be
-    written; no rank is left then.
+    memory: the folder of shared memory for copies of the state. first: the first rank of this machine, of
+    ``world_size``; None: all are here. address: where rank 0 is reached. Raises RetryableError where a log file cannot
+    be written; no rank is left then.
     """
-    started: list[Rank] = []
+    started: list[LocalRank] = []
     try:
-        for rank in range(ranks):
+        for local_rank in range(ranks):
+            rank = first + local_rank
             nonce = secrets.token_hex(8)
             environment = child_environment(
                 {
                     "RANK": str(rank),
-                    "LOCAL_RANK": str(rank),
-                    "WORLD_SIZE": str(ranks),
+                    "LOCAL_RANK": str(local_rank),
+                    "WORLD_SIZE": str(world_size or ranks),
                     "LOCAL_WORLD_SIZE": str(ranks),
-                    "MASTER_ADDR": "127.0.0.1",
+                    "MASTER_ADDR": address,
                     "MASTER_PORT": str(port),
                     "SMALTI_ATTEMPT": str(attempt),
                     "SMALTI_RANK_NONCE": nonce,
@@ -118,14 +160,14 @@ def start(
     return started
 
 
-def free_port() -> int:
-    """Return a TCP port of 127.0.0.1 that is free now; another process may take it first."""
+def free_port(address: str = "127.0.0.1") -> int:
+    """Return a TCP port of an address of this machine that is free now; another process may take it first."""
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
-        probe.bind(("127.0.0.1", 0))
+        probe.bind((address, 0))
         return int(probe.getsockname()[1])
 
 
-def _start_one(command: Sequence[str], rank: int, environment: dict[str, str], log: Path, nonce: str) -> Rank:
+def _start_one(command: Sequence[str], rank: int, environment: dict[str, str], log: Path, nonce: str) -> LocalRank:
     with disk_trouble(log):
         log.parent.mkdir(parents=True, exist_ok=True)
         file = open(log, "ab")  # noqa: SIM115 - closed below
@@ -140,4 +182,4 @@ def _start_one(command: Sequence[str], rank: int, environment: dict[str, str], l
             start_new_session=True,  # Ctrl-C in the terminal reaches the agent alone
             preexec_fn=die_with_parent(signal.SIGKILL),
         )
-    return Rank(rank, process, log, nonce)
+    return LocalRank(rank=rank, log=log, process=process, nonce=nonce)

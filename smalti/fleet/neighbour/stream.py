@@ -1,4 +1,4 @@
-"""Connections between an agent and a holder: authenticated, with time limits; and copies sent over them.
+"""Connections between agents, and an agent and a holder: authenticated, with time limits; and copies sent over them.
 
 Both sides prove with HMAC that they have the same key (``multiprocessing.connection``); what is sent is not encrypted.
 Messages are JSON and files are bytes: nothing that is received is unpickled.
@@ -19,15 +19,18 @@ from smalti.track.checkpoints import manifest
 
 _PIECE_BYTES = 8 << 20
 _MESSAGE_BYTES = 4 << 20
-_SILENCE_S = 60
+_SILENCE_S = 60.0
 """A side that neither sends nor receives for so long is lost."""
 
 Message = dict[str, Any]
 
 
-def connect(host: str, port: int, key: bytes, timeout_s: float = 10.0) -> Connection:
-    """Return a connection to a holder that has the same key. Raises OSError, AuthenticationError, EOFError."""
-    connection = _opened(socket.create_connection((host, port), timeout=timeout_s))
+def connect(host: str, port: int, key: bytes, timeout_s: float = 10.0, silence_s: float = _SILENCE_S) -> Connection:
+    """Return a connection to a holder that has the same key. Raises OSError, AuthenticationError, EOFError.
+
+    silence_s: the other side is lost if it neither sends nor receives for so long.
+    """
+    connection = _opened(socket.create_connection((host, port), timeout=timeout_s), silence_s)
     try:
         answer_challenge(connection, key)
         deliver_challenge(connection, key)
@@ -37,9 +40,9 @@ def connect(host: str, port: int, key: bytes, timeout_s: float = 10.0) -> Connec
     return connection
 
 
-def accept(accepted: socket.socket, key: bytes) -> Connection:
+def accept(accepted: socket.socket, key: bytes, silence_s: float = _SILENCE_S) -> Connection:
     """Return the connection of an agent that has the same key. Raises OSError, AuthenticationError, EOFError."""
-    connection = _opened(accepted)
+    connection = _opened(accepted, silence_s)
     try:
         deliver_challenge(connection, key)
         answer_challenge(connection, key)
@@ -49,10 +52,10 @@ def accept(accepted: socket.socket, key: bytes) -> Connection:
     return connection
 
 
-def _opened(connected: socket.socket) -> Connection:
+def _opened(connected: socket.socket, silence_s: float) -> Connection:
     connected.settimeout(None)  # the kernel's limits hold for each read and write of the descriptor
     for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
-        connected.setsockopt(socket.SOL_SOCKET, option, struct.pack("ll", _SILENCE_S, 0))
+        connected.setsockopt(socket.SOL_SOCKET, option, struct.pack("ll", int(silence_s), int(silence_s % 1 * 1e6)))
     return Connection(connected.detach())
 
 

@@ -24,7 +24,7 @@ SILENT_S = 600.0
 
 _CLOCK_SET_S = 1.0
 """A clock of the day that differs by more from the monotonic one over an attempt was set meanwhile."""
-FAULTS = ("rank_died", "rank_hung", "rank_unresponsive", "oom", "not_finite")
+FAULTS = ("node_lost", "rank_died", "rank_hung", "rank_unresponsive", "oom", "not_finite")
 """Events of a fault of an attempt."""
 _ENDED_BY_REQUEST = (ExitCode.DONE, ExitCode.INTERRUPTED, ExitCode.TERMINATED)
 

@@ -1,0 +1,173 @@
+"""``smalti fleet join``: the agent of a node whose ranks the lead of a run starts, watches and ends."""
+
+import base64
+import os
+import signal
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from multiprocessing import AuthenticationError
+from multiprocessing.connection import Connection
+from pathlib import Path
+from sys import executable
+from typing import Any
+
+from smalti import __version__
+from smalti.base import clock, log
+from smalti.base.env import peer_key
+from smalti.base.errors import DataError, SmaltiError, UserError
+from smalti.base.units import format_seconds
+from smalti.fleet.agent.requests import StopRequests
+from smalti.fleet.launch.local import LocalRank, start
+from smalti.fleet.neighbour import stream
+from smalti.fleet.neighbour.stream import LOST, Message
+from smalti.fleet.nodes.lead import BEAT_S
+from smalti.track.progress import slot_file
+from smalti.track.run import RunFolder
+
+_POLL_S = 0.1
+_RETRY_S = 1.0
+_CONNECT_S = 5.0
+_KILL_S = 0.05
+
+
+def join(addresses: Sequence[str], name: str, *, once: bool) -> int:
+    """Serve one run after the other whose lead is at one of these addresses, until a stop is requested; the exit code.
+
+    once: until the end of the first run, whose exit code it is. Raises UserError where a lead has another key.
+    """
+    key = peer_key()
+    if key is None:
+        raise UserError("a node joins only a run that has the same key", hint="export SMALTI_PEER_KEY=...")
+    said: dict[str, str] = {}
+    with StopRequests() as requests:
+        while not requests.any:
+            for address in addresses:
+                try:
+                    code = _serve(address, name, key.encode(), requests)
+                except (DataError, *LOST) as error:
+                    if isinstance(error, AuthenticationError):
+                        raise UserError(
+                            f"the lead at {address} has another SMALTI_PEER_KEY", hint="export SMALTI_PEER_KEY=..."
+                        ) from error
+                    reason = error.message if isinstance(error, DataError) else f"{type(error).__name__}: {error}"
+                    if said.get(address) != reason:
+                        log.get("fleet").info("%s: %s; trying again", address, reason)
+                    said[address] = reason
+                    continue
+                said.pop(address, None)
+                if once and code is not None:
+                    return code
+            _pause(_RETRY_S, requests)
+        return 128 + (signal.SIGINT if requests.interrupts else signal.SIGTERM)
+
+
+def _serve(address: str, name: str, key: bytes, requests: StopRequests) -> int | None:
+    """Join the run of a lead; its exit code when it has ended, None where a stop was requested. Raises ``LOST``."""
+    host, _, port = address.rpartition(":")
+    with stream.connect(host, int(port), key, _CONNECT_S, _CONNECT_S) as connection:
+        stream.send_message(connection, {"join": name, "smalti": __version__})
+        welcome = stream.receive_message(connection)
+        print(f"{name} has joined {welcome['run']} at {address}", flush=True)
+        session = _Session(connection, float(welcome["lease_s"]), requests)
+        try:
+            code = session.run()
+        finally:
+            session.kill()
+    print(f"{welcome['run']} at {address} has ended" if code is not None else f"{name} leaves", flush=True)
+    return code
+
+
+class _Session:
+    """A connection to a lead, and the ranks that it has started here."""
+
+    def __init__(self, connection: Connection, lease_s: float, requests: StopRequests) -> None:
+        self._connection, self._lease_s, self._requests = connection, lease_s, requests
+        self._ranks: list[LocalRank] = []
+        self._number = 0
+        """Of the start of these ranks."""
+        self._slots: Path | None = None
+        self._reported: list[int | None] = []
+        self._reported_s = 0.0
+
+    def run(self) -> int | None:
+        """Do what the lead says until the run has ended (its exit code) or a stop was requested. Raises ``LOST``."""
+        heard_s = clock.now_s()
+        while not self._may_stop():
+            if self._connection.poll(_POLL_S):
+                message = stream.receive_message(self._connection)
+                heard_s = clock.now_s()
+                if message["do"] == "end":
+                    return int(message["code"])
+                self._do(message)
+            elif clock.now_s() - heard_s > self._lease_s:
+                raise TimeoutError(f"the lead was not heard from for {format_seconds(self._lease_s)}")
+            self._report()
+        return None
+
+    def kill(self) -> None:
+        """Kill the ranks, and wait for their end."""
+        for rank in self._ranks:
+            rank.kill()
+        while any(rank.code is None for rank in self._ranks):
+            time.sleep(_KILL_S)
+        self._ranks = []
+
+    def _may_stop(self) -> bool:
+        """Return whether a stop was requested, and the lead has ended the ranks or need not be waited for."""
+        if self._requests.interrupts + self._requests.terminations > 1:
+            return True
+        return self._requests.any and all(rank.code is not None for rank in self._ranks)
+
+    def _do(self, message: Message) -> None:
+        if message["do"] == "start":
+            try:
+                self._start(message)
+            except (SmaltiError, OSError) as error:
+                why = error.message if isinstance(error, SmaltiError) else str(error)
+                stream.send_message(self._connection, {"refused": f"its ranks cannot be started: {why}"})
+        elif message["do"] != "beat" and message["start"] == self._number:
+            for rank in self._ranks[message["rank"] : message["rank"] + 1]:  # none where they could not be started
+                rank.kill() if message["do"] == "kill" else rank.send(signal.Signals(message["signal"]))
+
+    def _start(self, message: Message) -> None:
+        """Start ranks, when those of an earlier attempt are gone."""
+        self.kill()
+        self._number = message["start"]
+        folder = RunFolder.join(message["folder"], message["attempt"])
+        if not folder.log_folder().is_dir():
+            raise DataError(f"{folder.log_folder()} does not exist here: all nodes must see the same run folder")
+        os.chdir(message["cwd"])
+        place: dict[str, Any] = {
+            name: message[name] for name in ("ranks", "threads", "attempt", "port", "first", "world_size", "address")
+        }
+        self._slots = slot_file(folder.log_folder(), place["first"] // place["ranks"])
+        self._ranks = start([executable, *message["command"]], log_of=folder.rank_log, **place)
+        self._reported_s = 0.0
+
+    def _report(self) -> None:
+        """Report the ranks to the lead, once a second and when one has ended."""
+        codes = [rank.code for rank in self._ranks]
+        now_s = clock.now_s()
+        if codes == self._reported and now_s - self._reported_s < BEAT_S:
+            return
+        self._reported, self._reported_s = codes, now_s
+        slots = b""
+        if self._slots is not None:
+            with suppress(OSError):  # no rank has opened it yet
+                slots = self._slots.read_bytes()
+        report = {
+            "start": self._number,
+            "codes": codes,
+            "pids": [rank.pid for rank in self._ranks],
+            "stopped": [rank.is_stopped for rank in self._ranks],
+            "slots": base64.b64encode(slots).decode(),
+            "leaves": self._requests.any,
+        }
+        stream.send_message(self._connection, report)
+
+
+def _pause(seconds: float, requests: StopRequests) -> None:
+    end_s = clock.now_s() + seconds
+    while clock.now_s() < end_s and not requests.any:
+        time.sleep(_POLL_S)
