@@ -1,0 +1,188 @@
+"""Runs on several nodes (network namespaces) with Smalti's agents: lost nodes, cut lines, a lead that is killed."""
+
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import toy_run
+from forked_command import ForkedCommand, start
+from made_checkpoints import digests
+from network_nodes import Nodes, nodes, why_not
+
+from smalti.config.load import dump
+from smalti.config.run import RunConfig
+from smalti.track.run import RunFolder
+
+pytestmark = pytest.mark.slow  # processes
+
+STEPS = 60
+
+
+@pytest.fixture
+def three() -> Iterator[Nodes]:
+    reason = why_not()
+    if reason is not None:
+        pytest.skip(reason)
+    with nodes(3) as made:
+        yield made
+
+
+class Run:
+    """A run whose lead is on the node n1, and the nodes that join it."""
+
+    def __init__(self, made: Nodes, root: Path, steps: int = STEPS, **train: Any) -> None:
+        self.made, self.steps = made, steps
+        self.config = _config(root / "nodes", steps, nodes={"count": 2, "listen": _listen(made, "n1")}, **train)
+        self.recipe = root / "nodes/recipe.yaml"
+        self.recipe.write_text(dump(self.config))
+        self.folder = RunFolder(self.config.run_folder)
+
+    def lead(self, node: str = "n1", *overrides: str) -> ForkedCommand:
+        return self._start(node, "train", str(self.recipe), *overrides)
+
+    def join(self, node: str, *leads: str) -> ForkedCommand:
+        command = self._start(node, "fleet", "join", *(_listen(self.made, lead) for lead in leads or ("n1",)),
+                              "--name", node)  # fmt: skip
+        return command
+
+    def _start(self, node: str, *arguments: str) -> ForkedCommand:
+        environment = {**os.environ, "GLOO_SOCKET_IFNAME": "eth0", "SMALTI_PEER_KEY": "a key"}
+        return start(*arguments, in_agent=self.made.entry(node), environment=environment)
+
+    def wait_for_step(self, step: int) -> None:
+        _wait(lambda: any(row["step"] >= step for row in self.folder.metrics()))
+
+    def events(self, kind: str) -> list[dict[str, Any]]:
+        return [event for event in self.folder.events() if event["event"] == kind]
+
+    def placed(self) -> list[str]:
+        """The other node of each attempt."""
+        return [event["nodes"][1] for event in self.events("attempt_started")]
+
+
+def _config(root: Path, steps: int, **train: Any) -> RunConfig:
+    section = {"checkpoint": {"every": "5step"}, "parallel": {"ranks": 2, "threads": 1}, **train}
+    return toy_run.config(root, duration=f"{steps}step", **section)
+
+
+def _listen(made: Nodes, node: str) -> str:
+    return f"{made.address(node)}:7400"
+
+
+def _wait(condition: Callable[[], bool]) -> None:
+    deadline_s = time.monotonic() + 240
+    while not condition():
+        assert time.monotonic() < deadline_s, "waited in vain"
+        time.sleep(0.01)
+
+
+def _shards(config: RunConfig, steps: int) -> dict[str, str]:
+    files = digests(Path(config.run_folder) / f"checkpoints/step-{steps:08d}")
+    return {name: digest for name, digest in files.items() if name.startswith("shards/")}
+
+
+def require_equal_to_an_undisturbed_run(run: Run, root: Path) -> None:
+    """Raise unless the weights and moments equal, to the bit, those of a run of two ranks on one machine."""
+    undisturbed = _config(root / "one", run.steps)
+    (root / "one/recipe.yaml").write_text(dump(undisturbed))
+    code, output = start("train", str(root / "one/recipe.yaml")).finish(300)
+    assert code == 0, output
+    assert _shards(run.config, run.steps) == _shards(undisturbed, run.steps)
+
+
+def test_a_spare_takes_over_from_a_killed_node_to_the_bit(three: Nodes, tmp_path: Path) -> None:
+    run = Run(three, tmp_path)
+    lead = run.lead()
+    second = run.join("n2")
+    _wait(lambda: "n2 has joined" in second.output())
+    run.join("n3")
+    run.wait_for_step(12)
+    three.kill("n2")
+    code, output = lead.finish(300)
+    assert code == 0, output
+    assert run.placed() == ["n2", "n3"]
+    (lost,) = run.events("node_lost")
+    assert (lost["node"], lost["ranks"]) == ("n2", [1])
+    (resumed,) = run.events("resumed")
+    assert resumed["step"] >= 5
+    require_equal_to_an_undisturbed_run(run, tmp_path)
+
+
+@pytest.mark.exhaustive
+def test_a_line_that_is_cut_for_five_seconds_does_not_end_the_attempt(three: Nodes, tmp_path: Path) -> None:
+    run = Run(three, tmp_path)
+    lead = run.lead()
+    run.join("n2")
+    run.wait_for_step(6)
+    three.cut("n2")
+    time.sleep(5)
+    assert run.folder.metrics()[-1]["step"] < STEPS, "the ranks wait for each other"
+    three.restore("n2")
+    code, output = lead.finish(300)
+    assert code == 0, output
+    assert run.placed() == ["n2"]
+    require_equal_to_an_undisturbed_run(run, tmp_path)
+
+
+@pytest.mark.exhaustive
+def test_a_line_that_is_cut_for_good_is_named_and_the_run_goes_on_elsewhere(three: Nodes, tmp_path: Path) -> None:
+    run = Run(three, tmp_path)
+    lead = run.lead()
+    second = run.join("n2")
+    _wait(lambda: "n2 has joined" in second.output())
+    run.join("n3")
+    run.wait_for_step(6)
+    ranks = second.ranks()
+    three.cut("n2")
+    code, output = lead.finish(300)
+    assert code == 0, output
+    assert run.placed() == ["n2", "n3"]
+    (lost,) = run.events("node_lost")
+    assert (lost["node"], lost["why"]) == ("n2", "it was not heard from for 10s")
+    assert 9 < lost["detected_s"] < 14
+    assert "node n2 was lost after step" in output
+    _wait(lambda: not any(map(psutil.pid_exists, ranks)))  # it has killed them by itself
+    require_equal_to_an_undisturbed_run(run, tmp_path)
+
+
+@pytest.mark.exhaustive
+def test_a_lost_node_without_a_spare_leaves_fewer_ranks(three: Nodes, tmp_path: Path) -> None:
+    run = Run(three, tmp_path, restart={"min_ranks": 1})
+    lead = run.lead()
+    run.join("n2")
+    run.wait_for_step(6)
+    three.kill("n2")
+    code, output = lead.finish(300)
+    assert code == 0, output
+    assert "continuing on 1 of 2 ranks" in output
+    started = [(event["ranks"], len(event["nodes"])) for event in run.events("attempt_started")]
+    assert started == [(2, 2), (1, 1)]
+    assert [row["step"] for row in run.folder.metrics() if "loss/train/total" in row] == list(range(1, STEPS + 1))
+
+
+def test_a_killed_lead_ends_the_ranks_of_other_nodes_and_the_command_continues_elsewhere(
+    three: Nodes, tmp_path: Path
+) -> None:
+    run = Run(three, tmp_path)
+    lead = run.lead()
+    second = run.join("n2", "n1", "n3")
+    run.wait_for_step(6)
+    ranks = second.ranks()
+    assert len(ranks) == 1
+    lead.send_signal(signal.SIGKILL)
+    killed_s = time.monotonic()
+    _wait(lambda: not any(map(psutil.pid_exists, ranks)))
+    assert time.monotonic() - killed_s < 10, "within the lease"
+    assert not second.ranks()
+    code, output = run.lead("n3", f"train.nodes.listen={_listen(three, 'n3')}").finish(300)
+    assert code == 0, output
+    assert [event["attempt"] for event in run.events("attempt_started")] == [0, 1]
+    assert run.placed() == ["n2", "n2"]
+    require_equal_to_an_undisturbed_run(run, tmp_path)
+    second.send_signal(signal.SIGTERM)
+    assert second.finish()[0] == 143
