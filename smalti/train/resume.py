@@ -133,7 +133,7 @@ class Checkpoints:
     def _reject(self, path: str, reason: str) -> None:
         self._warn("%s is skipped: %s", path, reason)
         self._events.write("checkpoint_rejected", path=path, reason=reason)
-        if Path(path).parent == self._memory and dist.get_rank() == 0:
+        if Path(path).parent == self._memory and env.world().local_rank == 0:  # on each node
             retention.delete(Path(path))
 
     def _set_aside_newer(self, path: str) -> None:

@@ -44,7 +44,8 @@ class Saving:
         make_room = partial(_make_room, job.folder.checkpoints, self._report)
         device, verify = next(job.state.model.parameters()).device, job.config.train.checkpoint.verify
         self._memory = peer_memory(job.config)
-        self._saver = Saver(job.folder.checkpoints, device, make_room, verify=verify, memory=self._memory)
+        self._saver = Saver(job.folder.checkpoints, device, make_room, verify=verify, memory=self._memory,
+                            world=env.world())  # fmt: skip
         job.state.before_update = self._wait_copied
 
     @property

@@ -145,13 +145,15 @@ def _as_agent(loaded: "Loaded[RunConfig]", arguments: list[str], *, fork: "Fork 
     from smalti.base.env import log_level
     from smalti.base.errors import ExitCode
     from smalti.cli.train import trials
+    from smalti.fleet.agent.memory import memory_bytes
     from smalti.fleet.nodes import lead
 
     arguments = [*arguments, *trials.arguments(trial)]
     log.setup(log_level())
     config = loaded.config
     ranks = config.train.parallel.ranks
-    with lead.opened(config.train.nodes, ranks=ranks, run=config.run_folder) as nodes:
+    memory = memory_bytes(config)
+    with lead.opened(config.train.nodes, ranks=ranks, run=config.run_folder, memory_bytes=memory) as nodes:
         if nodes is None:
             _warn(_idle_nodes())
         elif nodes.wait(ranks) is None:
@@ -204,6 +206,7 @@ def _run_attempts(
     command = [sys.executable, "-m", "smalti", *arguments]
     try:
         with peer_memory(loaded.config) as memory, neighbour(loaded.config, folder, memory):
+            memory = memory if nodes is None else nodes.use_memory(memory)
             outcome = agent.run(
                 command, ranks=parallel.ranks, folder=folder, threads=parallel.threads, at_end=ended, again=again,
                 restart=loaded.config.train.restart, fits=fits, limits=preflight.limits(loaded.config), memory=memory,

@@ -250,11 +250,11 @@ def _check_nodes(config: "RunConfig", ranks: int) -> None:
             allowed="a multiple of the nodes",
             hint=f"train.parallel.ranks={near}",
         )
-    if checkpoint.peer_copies is not None:
+    if checkpoint.peer_node is not None:
         raise UserError(
-            f"train.checkpoint.peer_copies={checkpoint.peer_copies} has no effect with train.nodes",
-            allowed="copies in memory for the ranks of one machine",
-            hint="train.checkpoint.peer_copies=null",
+            f"train.checkpoint.peer_node={checkpoint.peer_node} has no effect with train.nodes",
+            allowed="train.checkpoint.peer_copies alone: each node holds the copies of another one",
+            hint="train.checkpoint.peer_node=null",
         )
 
 

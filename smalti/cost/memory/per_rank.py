@@ -20,11 +20,17 @@ PEER_COPIES = 2
 """Copies of the state in shared memory at a time (``train.checkpoint.peer_copies``): the newest, and one that is being
 written. With ``train.checkpoint.peer_node`` one more, which is being sent."""
 
+PEER_COPIES_OF_NODES = 4
+"""The same of ranks on several nodes, of a node's own part: the newest, one that is being written, one that the next
+node fetches, and that of the node before. After a loss also the whole state, from which the ranks resume."""
+
 
 def peer_copies(config: RunConfig) -> int:
-    """Return the number of copies of the state in shared memory at a time."""
-    section = config.train.checkpoint
-    return 0 if section.peer_copies is None else PEER_COPIES + (section.peer_node is not None)
+    """Return the number of copies of the state in shared memory at a time; with ``train.nodes`` of a node's part."""
+    section, nodes = config.train.checkpoint, config.train.nodes
+    if section.peer_copies is None:
+        return 0
+    return PEER_COPIES + (section.peer_node is not None) if nodes is None else PEER_COPIES_OF_NODES + nodes.count
 
 
 @dataclass(frozen=True)

@@ -48,11 +48,12 @@ def newest(
     the shards are left to ``load_verified``. reject: is called with each checkpoint that fails and the reason; by
     default a warning is logged. rejected: path -> reason of those that have failed before; they are passed over, and
     those that fail now are added. memory: a folder of copies in shared memory, which are taken first of those of a
-    step. DataError where there are checkpoints and none can be used: to start from the beginning is then the user's
-    decision.
+    step; ranks on another node have another folder. DataError where there are checkpoints and none can be used: to
+    start from the beginning is then the user's decision.
     """
     rejected = {} if rejected is None else rejected
-    paths = broadcast_from_rank0(lambda: _by_step(folder, memory)) if shared else _by_step(folder, memory)
+    names = broadcast_from_rank0(lambda: _by_step(folder, memory)) if shared else _by_step(folder, memory)
+    paths = [str((memory if memory is not None and in_memory else Path(folder)) / name) for in_memory, name in names]
     for path in [path for path in paths if path not in rejected]:
         reason = fault(path, shared=shared, load_verifies=load_verifies)
         if reason is None:
@@ -69,11 +70,10 @@ def newest(
     return None
 
 
-def _by_step(folder: str | Path, memory: Path | None) -> list[str]:
-    """Return the complete checkpoints of a folder, and the copies in ``memory``, newest first."""
-    places = [Path(place) for place in (memory, folder) if place is not None]
-    paths = [str(place / name) for place in places for name in complete(place)]
-    return sorted(paths, key=step_of, reverse=True)
+def _by_step(folder: str | Path, memory: Path | None) -> list[tuple[bool, str]]:
+    """Return whether it is a copy in ``memory``, and the name, of the complete checkpoints of both, newest first."""
+    copies = [(True, name) for name in ([] if memory is None else complete(memory))]
+    return sorted([*copies, *((False, name) for name in complete(folder))], key=lambda each: -step_of(each[1]))
 
 
 def _warn(path: str, reason: str) -> None:

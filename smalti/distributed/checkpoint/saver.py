@@ -22,6 +22,7 @@ from torch import Tensor
 
 from smalti.base import clock, log, store
 from smalti.base.disk import room
+from smalti.base.env import World
 from smalti.base.errors import RetryableError
 from smalti.base.hashing import xxh3_stream
 from smalti.distributed.checkpoint import shards
@@ -68,7 +69,12 @@ class _Place:
 
     folder: Path
     make_room: Callable[[], None]
-    """Called by the thread of rank 0 before it writes."""
+    """Called by the thread of the rank that ``is_first`` before it writes."""
+    is_first: bool
+    """Whether this rank makes and publishes the folder: rank 0, or the first rank of each node with a folder of its
+    own."""
+    of_node: bool = False
+    """Whether each node has a folder of its own, with the shards of its ranks and all other files."""
     verify: bool = False
 
 
@@ -77,7 +83,8 @@ class Saver:
 
     make_room: called by the thread of rank 0 before it writes. verify: the threads read each file again, from the disk
     and not from the page cache, before the checkpoint is complete; a save whose files differ from the tensors fails.
-    memory: the folder of shared memory; it holds the newest copy, and the one that is being written.
+    memory: the folder of shared memory; it holds the newest copy, and the one that is being written. world: of this
+    process; ranks on several nodes have a memory each, with the shards of their node alone.
     """
 
     def __init__(
@@ -88,9 +95,15 @@ class Saver:
         *,
         verify: bool = False,
         memory: Path | None = None,
+        world: World | None = None,
     ) -> None:
-        self._disk = _Place(Path(folder), make_room, verify)
-        self._memory = None if memory is None else _Place(memory, partial(remove_leftovers, memory))
+        world = world or World(rank(), rank())
+        self._disk = _Place(Path(folder), make_room, rank() == 0, verify=verify)
+        self._memory = None
+        if memory is not None:
+            of_node = world.local_world_size < world.world_size
+            make_room = partial(remove_leftovers, memory)
+            self._memory = _Place(memory, make_room, world.local_rank == 0, of_node=of_node)
         self._device = device or torch.device("cpu")
         several = dist.is_initialized() and dist.get_world_size() > 1
         self._group = dist.new_group(backend="gloo", timeout=WRITE_TIMEOUT) if several else None
@@ -182,7 +195,7 @@ class Saver:
         """Write the checkpoint and delete those that are not to be kept; return why it failed."""
         try:
             failure = self._write(place, place.folder / folder_name(step), copy, train_state)
-            if failure is None and rank() == 0:
+            if failure is None and place.is_first:
                 reason = _attempt(lambda: prune(place.folder, step, keep))
                 if reason is not None:
                     log.get("checkpoint").warning(
@@ -195,7 +208,7 @@ class Saver:
     def _write(self, place: _Place, final: Path, copy: HostCopy, train_state: dict[str, Any]) -> str | None:
         """Write the checkpoint; return why it failed, on every rank."""
         temporary = final.with_name(f".{final.name}.tmp")
-        failure = self._agree(_attempt(lambda: _begin(place, temporary)) if rank() == 0 else None)
+        failure = self._agree(_attempt(lambda: _begin(place, temporary)) if place.is_first else None)
         entries: list[manifest.Entry] = []
         if failure is None:
             file = temporary / "shards" / shards.file_name(rank())
@@ -204,7 +217,11 @@ class Saver:
             entries = gather(entries, self._group)
             publish = lambda: self._publish(place, temporary, final, train_state, entries)  # noqa: E731
             failure = self._agree(_attempt(publish) if rank() == 0 else None)
-        if failure is not None and rank() == 0:
+        if failure is None and place.of_node:
+            texts = self._texts_of_rank0(final)
+            write = lambda: _write_texts(temporary, final, texts)  # noqa: E731
+            failure = self._agree(_attempt(write) if place.is_first and rank() != 0 else None)
+        if failure is not None and place.is_first:
             shutil.rmtree(temporary, ignore_errors=True)
         return failure
 
@@ -224,10 +241,16 @@ class Saver:
             rest = [entry for entry in manifest.listed(temporary)[0] if entry["name"] not in shard_names]
             _read_again(temporary, rest)
             mark(temporary, VERIFIED)
-        if final.exists():
-            shutil.rmtree(final)
-        os.replace(temporary, final)
-        store.write_text(final.parent / "latest", final.name + "\n")
+        _put_in_place(temporary, final)
+
+    def _texts_of_rank0(self, final: Path) -> dict[str, str]:
+        """Return the files of a copy that are not shards, which rank 0 has written, in the order to write them."""
+        texts: list[Any] = [None]
+        if rank() == 0:
+            names = (f"shards/{shards.INDEX}", "train_state.json", "manifest.json", "COMPLETE")
+            texts = [{name: store.read_text(final / name) for name in names}]
+        dist.broadcast_object_list(texts, src=0, group=self._group)
+        return texts[0]  # type: ignore[no-any-return]
 
     def _agree(self, failure: str | None) -> str | None:
         return first_failure(failure, self._group)
@@ -254,6 +277,19 @@ def check(save: Save) -> None:
             hint=f"free space or fix the disk under {folder}, then run the same command: it resumes from the "
             "checkpoint before",
         )
+
+
+def _write_texts(temporary: Path, final: Path, texts: Mapping[str, str]) -> None:
+    for name, text in texts.items():
+        store.write_text(temporary / name, text)
+    _put_in_place(temporary, final)
+
+
+def _put_in_place(temporary: Path, final: Path) -> None:
+    if final.exists():
+        shutil.rmtree(final)
+    os.replace(temporary, final)
+    store.write_text(final.parent / "latest", final.name + "\n")
 
 
 def _begin(place: _Place, temporary: Path) -> None:

@@ -29,14 +29,23 @@ def require_room(config: RunConfig) -> None:
     remove_leftovers()
     if config.train.checkpoint.peer_copies is None:
         return
-    copies = peer_copies(config)
-    needed_bytes = copies * checkpoint_bytes(config)
+    require_free(memory_bytes(config))
+
+
+def memory_bytes(config: RunConfig) -> int:
+    """Return the shared memory that copies of a run take on a node; 0 without any."""
+    nodes = config.train.nodes
+    return peer_copies(config) * checkpoint_bytes(config) // (1 if nodes is None else nodes.count)
+
+
+def require_free(needed_bytes: int) -> None:
+    """Raise UserError where this machine has less shared memory."""
     free = shutil.disk_usage(SHARED).free if SHARED.is_dir() else None
     if free is None or free < needed_bytes:
         has = "this machine has no /dev/shm" if free is None else f"/dev/shm has {format_bytes(free)} free"
         raise UserError(
-            f"train.checkpoint.peer_copies needs {format_bytes(needed_bytes)} of shared memory, {copies} copies of the "
-            f"state; {has}",
+            f"train.checkpoint.peer_copies needs {format_bytes(needed_bytes)} of shared memory on each node for copies "
+            f"of the state; {has}",
             allowed="Linux, with so much shared memory",
             hint="mount -o remount,size=..., or docker run --shm-size=...; or remove train.checkpoint.peer_copies",
         )

@@ -3,9 +3,10 @@
 import base64
 import os
 import signal
+import socket
 import time
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from multiprocessing import AuthenticationError
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -17,10 +18,12 @@ from smalti.base import clock, log
 from smalti.base.env import peer_key
 from smalti.base.errors import DataError, SmaltiError, UserError
 from smalti.base.units import format_seconds
+from smalti.fleet.agent.memory import owned_folder, remove_leftovers, require_free
 from smalti.fleet.agent.requests import StopRequests
 from smalti.fleet.launch.local import LocalRank, start
 from smalti.fleet.neighbour import stream
 from smalti.fleet.neighbour.stream import LOST, Message
+from smalti.fleet.nodes.copies import Copies
 from smalti.fleet.nodes.lead import BEAT_S
 from smalti.track.progress import slot_file
 from smalti.track.run import RunFolder
@@ -39,6 +42,7 @@ def join(addresses: Sequence[str], name: str, *, once: bool) -> int:
     key = peer_key()
     if key is None:
         raise UserError("a node joins only a run that has the same key", hint="export SMALTI_PEER_KEY=...")
+    remove_leftovers()
     said: dict[str, str] = {}
     with StopRequests() as requests:
         while not requests.any:
@@ -69,25 +73,44 @@ def _serve(address: str, name: str, key: bytes, requests: StopRequests) -> int |
         stream.send_message(connection, {"join": name, "smalti": __version__})
         welcome = stream.receive_message(connection)
         print(f"{name} has joined {welcome['run']} at {address}", flush=True)
-        session = _Session(connection, float(welcome["lease_s"]), requests)
-        try:
-            code = session.run()
-        finally:
-            session.kill()
+        with _copies(connection, key, int(welcome["memory_bytes"])) as copies:
+            session = _Session(connection, float(welcome["lease_s"]), requests, copies)
+            try:
+                code = session.run()
+            finally:
+                session.kill()
     print(f"{welcome['run']} at {address} has ended" if code is not None else f"{name} leaves", flush=True)
     return code
+
+
+@contextmanager
+def _copies(connection: Connection, key: bytes, needed_bytes: int) -> Iterator[Copies | None]:
+    """Context manager: the copies in memory of this node, until the lead is lost; None where the run has none."""
+    if not needed_bytes:
+        yield None
+        return
+    require_free(needed_bytes)
+    with socket.fromfd(connection.fileno(), socket.AF_INET, socket.SOCK_STREAM) as shared:
+        host = shared.getsockname()[0]
+    with owned_folder() as folder:
+        copies = Copies(folder, key, host)
+        try:
+            yield copies
+        finally:
+            copies.close()
 
 
 class _Session:
     """A connection to a lead, and the ranks that it has started here."""
 
-    def __init__(self, connection: Connection, lease_s: float, requests: StopRequests) -> None:
+    def __init__(self, connection: Connection, lease_s: float, requests: StopRequests, copies: Copies | None) -> None:
+        self._copies = copies
         self._connection, self._lease_s, self._requests = connection, lease_s, requests
         self._ranks: list[LocalRank] = []
         self._number = 0
         """Of the start of these ranks."""
         self._slots: Path | None = None
-        self._reported: list[int | None] = []
+        self._reported: object = None
         self._reported_s = 0.0
 
     def run(self) -> int | None:
@@ -126,6 +149,9 @@ class _Session:
             except (SmaltiError, OSError) as error:
                 why = error.message if isinstance(error, SmaltiError) else str(error)
                 stream.send_message(self._connection, {"refused": f"its ranks cannot be started: {why}"})
+        elif message["do"] == "copies":
+            if self._copies is not None:
+                self._copies.do(message["job"])
         elif message["do"] != "beat" and message["start"] == self._number:
             for rank in self._ranks[message["rank"] : message["rank"] + 1]:  # none where they could not be started
                 rank.kill() if message["do"] == "kill" else rank.send(signal.Signals(message["signal"]))
@@ -142,16 +168,17 @@ class _Session:
             name: message[name] for name in ("ranks", "threads", "attempt", "port", "first", "world_size", "address")
         }
         self._slots = slot_file(folder.log_folder(), place["first"] // place["ranks"])
-        self._ranks = start([executable, *message["command"]], log_of=folder.rank_log, **place)
+        memory = None if self._copies is None else self._copies.ranks
+        self._ranks = start([executable, *message["command"]], log_of=folder.rank_log, memory=memory, **place)
         self._reported_s = 0.0
 
     def _report(self) -> None:
-        """Report the ranks to the lead, once a second and when one has ended."""
+        """Report to the lead, once a second and when a rank has ended or a job on the copies is done."""
         codes = [rank.code for rank in self._ranks]
-        now_s = clock.now_s()
-        if codes == self._reported and now_s - self._reported_s < BEAT_S:
+        new, now_s = (codes, self._copies and self._copies.last_job), clock.now_s()
+        if new == self._reported and now_s - self._reported_s < BEAT_S:
             return
-        self._reported, self._reported_s = codes, now_s
+        self._reported, self._reported_s = new, now_s
         slots = b""
         if self._slots is not None:
             with suppress(OSError):  # no rank has opened it yet
@@ -163,6 +190,7 @@ class _Session:
             "stopped": [rank.is_stopped for rank in self._ranks],
             "slots": base64.b64encode(slots).decode(),
             "leaves": self._requests.any,
+            "copies": self._copies and self._copies.report(),
         }
         stream.send_message(self._connection, report)
 

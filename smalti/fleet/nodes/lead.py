@@ -23,6 +23,8 @@ from smalti.fleet.launch.local import Rank, free_port
 from smalti.fleet.launch.local import start as start_here
 from smalti.fleet.neighbour import stream
 from smalti.fleet.neighbour.stream import LOST, Message
+from smalti.fleet.nodes.copies import Copies
+from smalti.fleet.nodes.replication import Own, Replication
 from smalti.track.progress import Progress, slots_in
 from smalti.track.run import RunFolder
 
@@ -50,6 +52,20 @@ class Node:
     def silent_s(self) -> float:
         """Seconds since it was last heard from."""
         return clock.now_s() - self._heard_s
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether it was lost."""
+        return self.why is not None
+
+    def report(self) -> Message:
+        """Return what it has reported about its copies in memory (``Copies.report``)."""
+        report: Message = self._status.get("copies") or {}
+        return report
+
+    def do(self, job: Message) -> None:
+        """Begin a job on its copies (``Copies.do``)."""
+        self.send({"do": "copies", "job": job})
 
     def status(self, number: int) -> Message:
         """Return what it has reported about the ranks of this start; empty before."""
@@ -131,8 +147,12 @@ class RemoteRank(Rank):
 class Nodes:
     """The nodes of a run: this one, and those that have joined, of which some may be spares."""
 
-    def __init__(self, config: NodesConfig, ranks: int, run: str, key: bytes, listener: socket.socket) -> None:
-        """ranks: of the run on all of its nodes."""
+    def __init__(
+        self, config: NodesConfig, ranks: int, run: str, key: bytes, listener: socket.socket, memory_bytes: int = 0
+    ) -> None:
+        """ranks: of the run on all of its nodes. memory_bytes: for copies on each; 0: none."""
+        self._memory_bytes = memory_bytes
+        self._replication: Replication | None = None
         lease_s, wait_s = to_seconds(config.lease), to_seconds(config.wait)
         assert lease_s is not None and wait_s is not None
         self.name = os.uname().nodename
@@ -162,6 +182,14 @@ class Nodes:
     def all_there(self) -> bool:
         """Whether there are nodes for all ranks of the run."""
         return self.room >= self._ranks
+
+    def use_memory(self, folder: Path | None) -> Path | None:
+        """Exchange copies in memory from now on; returns the folder for those of the ranks of this node."""
+        if folder is None:
+            return None
+        copies = Copies(folder, self._key, self._host)
+        self._replication = Replication(Own(self.name, copies))
+        return copies.ranks
 
     def local_ranks(self, ranks: int) -> int:
         """Return the ranks of each node, of so many."""
@@ -216,6 +244,8 @@ class Nodes:
     ) -> list[Rank]:
         """Start the ranks of an attempt on the nodes of ``place``, the first ones on this node."""
         assert folder.attempt is not None
+        if self._replication is not None:
+            self._replication.gather(self._used, [node for node in self._usable() if node not in self._used])
         self._number += 1
         each, port = self.local_ranks(ranks), free_port(self._host)
         where = {"world_size": ranks, "ranks": each, "threads": threads, "address": self._host, "port": port}
@@ -239,6 +269,8 @@ class Nodes:
             for rank in self._started:
                 rank.kill()
             raise
+        if self._replication is not None:
+            self._replication.begin(self._used)
         return [*here, *self._started]
 
     def lost(self) -> Node | None:
@@ -294,7 +326,7 @@ class Nodes:
                     log.get("fleet").warning("%s was refused: %s", host, refused)
                     stream.send_message(connection, {"refused": refused})
                     return
-                node.send({"run": self._run, "lease_s": self._lease_s})
+                node.send({"run": self._run, "lease_s": self._lease_s, "memory_bytes": self._memory_bytes})
                 node.listen(self._lease_s)
         except LOST as error:
             log.get("fleet").warning("%s did not join: %s: %s", host, type(error).__name__, error)
@@ -325,11 +357,15 @@ class Nodes:
                 nodes = list(self._joined)
             for node in nodes:
                 node.send({"do": "beat"})
+            if self._replication is not None:
+                self._replication.look()
 
 
 @contextmanager
-def opened(config: NodesConfig | None, *, ranks: int, run: str) -> Iterator[Nodes | None]:
+def opened(config: NodesConfig | None, *, ranks: int, run: str, memory_bytes: int = 0) -> Iterator[Nodes | None]:
     """Context manager: the nodes of a run, to which others can join; None where the run has only this one.
+
+    memory_bytes: what copies in memory take on each node; 0: there are none.
 
     Raises UserError without ``SMALTI_PEER_KEY``, and for an address that is taken or not of this node.
     """
@@ -352,7 +388,7 @@ def opened(config: NodesConfig | None, *, ranks: int, run: str) -> Iterator[Node
             hint="train.nodes.listen=HOST:PORT",
         ) from error
     with listener:
-        nodes = Nodes(config, ranks, run, key.encode(), listener)
+        nodes = Nodes(config, ranks, run, key.encode(), listener, memory_bytes)
         try:
             yield nodes
         finally:
