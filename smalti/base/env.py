@@ -234,7 +234,7 @@ def peer_memory() -> str | None:
 
 
 def peer_key() -> str | None:
-    """Return the key of agents and ``smalti fleet hold`` (``SMALTI_PEER_KEY``); None where it is not set."""
+    """Return the key that agents of several nodes share (``SMALTI_PEER_KEY``); None where it is not set."""
     return os.environ.get("SMALTI_PEER_KEY") or None
 
 

@@ -9,7 +9,7 @@ from smalti.config.schema import Config, Real, WallTime, placement
 
 class HealthConfig(Config):
     """A command that checks this node before an attempt on it follows. Only ``smalti train`` that starts the ranks
-    itself runs it."""
+    itself runs it; with ``train.nodes`` on its own node alone, and not after a fault of another one."""
 
     command: Annotated[str, Field(min_length=1)] = placement(...)
     """A command line, run by ``sh`` while no rank runs. Exit code 0: the node is healthy; 3: it is not, and the run

@@ -264,7 +264,7 @@ def join(
     addresses: Annotated[
         list[str],
         typer.Argument(
-            metavar="HOST:PORT...", help="train.nodes.listen of the run, or of each node that may be its lead."
+            metavar="HOST:PORT", help="train.nodes.listen of the run, or of each node that may be its lead."
         ),
     ],
     name: Annotated[str | None, typer.Option(help="Name of this node; absent: its host name.")] = None,
@@ -274,8 +274,8 @@ def join(
 
     'smalti train' with train.nodes on another node is the lead. It uses as many nodes as the run needs; others that
     join are spares. If the lead ends or is not heard from, the ranks of this node are killed, and it joins again when
-    the same run, or another one, is started at one of the addresses. A stop lets the run save and go on without this
-    node; a second one kills the ranks at once.
+    the same run, or another one, is started at one of the addresses. A stop lets the run save and continue without
+    this node; a second one kills the ranks at once.
 
     Needs SMALTI_PEER_KEY, the same on all nodes: who has it can start commands here. What is sent is not encrypted, so
     the network between the nodes must be private. Ranks get the environment of this command.

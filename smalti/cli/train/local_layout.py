@@ -58,5 +58,7 @@ def _node_ranks(config: "RunConfig", ranks: int) -> int:
 
     if inside_world():
         return world().local_world_size
+    if config.train.nodes is not None:
+        return max(1, ranks // config.train.nodes.count)
     elsewhere = config.train.parallel.device == "cuda" and not _local_gpus()
     return min(ranks, _USUAL_NODE) if elsewhere else ranks

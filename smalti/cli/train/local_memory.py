@@ -29,8 +29,10 @@ def memory_warning(config: "RunConfig", *, ranks: int) -> str | None:
         return None
     memory = machine.memory()
     whole = min(memory["total_bytes"], memory["cgroup_limit_bytes"] or memory["total_bytes"])
-    share = "this machine" if ranks == 1 else f"its share of this machine, one of {ranks},"
-    return _warning(config, layout, tensor_bytes_on_cpu(whole, ranks), share, "cpu")
+    nodes = config.train.nodes
+    here = ranks if nodes is None else max(1, ranks // nodes.count)
+    share = "this machine" if here == 1 else f"its share of this machine, one of {here},"
+    return _warning(config, layout, tensor_bytes_on_cpu(whole, here), share, "cpu")
 
 
 def _warning(config: "RunConfig", layout: "Layout", memory_bytes: float, name: str, device: str) -> str | None:

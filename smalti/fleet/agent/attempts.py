@@ -71,10 +71,9 @@ def run(
     "auto" for cores / ranks. ``limits``: a rank that makes no progress for longer is killed; None: none is.
     ``health``: the check of this node before a restart; None: none. ``nodes``: of the ranks; None: this one alone.
     ``memory``: the folder of shared memory for copies of the state, from which the next attempt resumes; None: none.
-    ``grace_s``: how long the other ranks have to end by themselves once one is dead.
-    ``stop_s``: how long they have to save after SIGTERM or Ctrl-C. ``at_end`` is called with the outcome of each
-    attempt while signals are still caught, so that none changes the exit code. Raises RetryableError if the run folder
-    cannot be written before a rank is started; later the outcome is returned all the same.
+    ``grace_s``: how long the other ranks have to end once one is dead. ``stop_s``: how long they have to save after
+    SIGTERM or Ctrl-C. ``at_end`` is called with the outcome of each attempt while signals are still caught, so that
+    none changes the exit code. Raises RetryableError if the run folder cannot be written before a rank is started.
     """
     patience = _Patience(grace_s, stop_s, limits)
     restarts = Restarts(restart, folder, ranks, fits, memory)

@@ -31,7 +31,7 @@ _POLL_S = 0.1
 def check_node(outcome: Outcome, folder: RunFolder, config: HealthConfig | None, requests: StopRequests) -> Outcome:
     """Return ``outcome``; if an attempt would follow a fault that may be the node's, and the check says that it is, the
     outcome of a run that must continue elsewhere."""
-    if config is None or not outcome.restarts or not may_be_of_node(outcome):
+    if config is None or not outcome.restarts or outcome.node is not None or not may_be_of_node(outcome):
         return outcome
     log.get("fleet").info("checking this node: %s", config.command)
     file, began_s = folder.log_folder() / _FILE, clock.now_s()

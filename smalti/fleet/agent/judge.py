@@ -38,7 +38,7 @@ def judge(watch: Watch, folder: RunFolder) -> Outcome:
         return _hung(watch.hang, watch)
     if cause is not None:
         outcome = _lost(cause, watch, step) if cause.code == LOST_PEER else _blamed(cause, watch, step)
-        outcome = replace(outcome, step=watch.step_of(outcome.rank, step))
+        outcome = replace(outcome, step=watch.step_of(outcome.rank, step), node=cause.node)
         return _with_value_not_finite(outcome, folder) if outcome.code == ExitCode.CHECK_FAILED else outcome
     if watch.stopped_by is None:
         return Outcome(ExitCode.DONE, f"finished after step {step}", printed=True)
@@ -111,7 +111,8 @@ def _hung(hang: Hang, watch: Watch) -> Outcome:
     reason = f"{who} made no progress for {hang.still_s:.0f} s in {hang.phase.name.lower()} after step {hang.step}"
     reason += f": {hang.why}" if hang.why else ""
     tail = () if guilty is None else tuple(guilty.last_lines(_TAIL_LINES))
-    return Outcome(ExitCode.RETRY, reason, tail, _RESUME, cause="hang", rank=hang.rank, step=hang.step)
+    node = None if guilty is None else guilty.node
+    return Outcome(ExitCode.RETRY, reason, tail, _RESUME, cause="hang", rank=hang.rank, node=node, step=hang.step)
 
 
 def _unresponsive(watch: Watch) -> str:

@@ -29,6 +29,8 @@ class Outcome:
     node that is to be stopped; else a ``Cause`` of train.restart. None: no fault."""
     rank: int | None = None
     """The rank that caused it."""
+    node: str | None = None
+    """Its node, if that is not this one."""
     step: int = 0
     """Finished steps of the run."""
     traceback: str | None = None

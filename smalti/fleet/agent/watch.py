@@ -106,7 +106,7 @@ class Watch:
         """Return whether a rank hangs; it is named, and the evidence written. A stop has its own time limit."""
         if self._watchdog is None or self.deaths or self.stopped_by is not None:
             return False
-        if self._nodes is not None and self._nodes.any_silent():  # its ranks may go on, and the others wait for them
+        if self._nodes is not None and self._nodes.any_silent():  # its ranks may still run: the others wait for them
             return False
         slots = self._watchdog.look(self.ranks)
         if not slots:

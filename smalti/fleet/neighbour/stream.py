@@ -8,7 +8,7 @@ import json
 import socket
 import struct
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from multiprocessing import AuthenticationError
 from multiprocessing.connection import Connection, answer_challenge, deliver_challenge
 from pathlib import Path
@@ -50,6 +50,13 @@ def accept(accepted: socket.socket, key: bytes, silence_s: float = _SILENCE_S) -
         connection.close()
         raise
     return connection
+
+
+def end_listening(listener: socket.socket) -> None:
+    """Close a listener; a thread that waits for a connection gets an OSError, which ``close`` alone would not do."""
+    with suppress(OSError):
+        listener.shutdown(socket.SHUT_RDWR)
+    listener.close()
 
 
 def _opened(connected: socket.socket, silence_s: float) -> Connection:

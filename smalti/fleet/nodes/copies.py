@@ -43,7 +43,7 @@ class Copies:
 
     def close(self) -> None:
         """End the threads; the files belong to who made the folder."""
-        self._listener.close()
+        stream.end_listening(self._listener)
         self._jobs.put(None)
 
     @property
@@ -55,11 +55,12 @@ class Copies:
         """Return what this node has: ``complete``, copies of its own ranks; of each copy its ``files`` and the names of
         ``all`` files that it has on all nodes; and the last job that is done."""
         job, failure = self._done
-        own = complete(self.ranks)
+        copies = complete(self.ranks)
         held = [path.name for path in self._held.iterdir() if is_name(path.name)]
-        files = {name: sorted({*_files(self.ranks / name), *_files(self._held / name)}) for name in own + held}
-        wholes = {name: _names((self.ranks if name in own else self._held) / name) for name in files}
-        return {"address": self.address, "complete": own, "files": files, "all": wholes, "job": job, "failure": failure}
+        files = {name: sorted({*_files(self.ranks / name), *_files(self._held / name)}) for name in copies + held}
+        wholes = {name: _names((self.ranks if name in copies else self._held) / name) for name in files}
+        done = {"job": job, "failure": failure}
+        return {"address": self.address, "complete": copies, "files": files, "all": wholes, **done}
 
     def do(self, job: Message) -> None:
         """Begin a job: ``job``, its number, is in the report when it is done. ``call``: ``look`` (nothing), ``hold``,

@@ -43,7 +43,7 @@ def join(addresses: Sequence[str], name: str, *, once: bool) -> int:
     if key is None:
         raise UserError("a node joins only a run that has the same key", hint="export SMALTI_PEER_KEY=...")
     remove_leftovers()
-    said: dict[str, str] = {}
+    messages: dict[str, str] = {}
     with StopRequests() as requests:
         while not requests.any:
             for address in addresses:
@@ -55,11 +55,11 @@ def join(addresses: Sequence[str], name: str, *, once: bool) -> int:
                             f"the lead at {address} has another SMALTI_PEER_KEY", hint="export SMALTI_PEER_KEY=..."
                         ) from error
                     reason = error.message if isinstance(error, DataError) else f"{type(error).__name__}: {error}"
-                    if said.get(address) != reason:
+                    if messages.get(address) != reason:
                         log.get("fleet").info("%s: %s; trying again", address, reason)
-                    said[address] = reason
+                    messages[address] = reason
                     continue
-                said.pop(address, None)
+                messages.pop(address, None)
                 if once and code is not None:
                     return code
             _pause(_RETRY_S, requests)

@@ -335,7 +335,7 @@ class Nodes:
                 if node in self._joined:
                     self._joined.remove(node)
             if node is not None and node.why is not None and not self._ended.is_set():
-                log.get("fleet").warning("node %s is lost: %s", node.name, node.why)
+                log.get("fleet").warning("node %s %s", node.name, "left" if node.is_leaving else f"is lost: {node.why}")
 
     def _admit(self, node: Node, version: str) -> str | None:
         """Add a node; returns why not."""
@@ -366,7 +366,6 @@ def opened(config: NodesConfig | None, *, ranks: int, run: str, memory_bytes: in
     """Context manager: the nodes of a run, to which others can join; None where the run has only this one.
 
     memory_bytes: what copies in memory take on each node; 0: there are none.
-
     Raises UserError without ``SMALTI_PEER_KEY``, and for an address that is taken or not of this node.
     """
     if config is None:
@@ -387,9 +386,9 @@ def opened(config: NodesConfig | None, *, ranks: int, run: str, memory_bytes: in
             allowed="an address of this node, with a port that is free",
             hint="train.nodes.listen=HOST:PORT",
         ) from error
-    with listener:
-        nodes = Nodes(config, ranks, run, key.encode(), listener, memory_bytes)
-        try:
-            yield nodes
-        finally:
-            nodes.end(ExitCode.RETRY)
+    nodes = Nodes(config, ranks, run, key.encode(), listener, memory_bytes)
+    try:
+        yield nodes
+    finally:
+        nodes.end(ExitCode.RETRY)
+        stream.end_listening(listener)

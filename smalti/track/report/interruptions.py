@@ -16,6 +16,8 @@ def what_happened(fault: Interruption) -> str:
     kind = str(event.get("event", ""))
     if kind == "not_finite":
         return f"the {event.get('cause')} was {event.get('value')}"
+    if kind == "node_lost":
+        return f"node {event['node']} was lost: {event['why']}"
     if event.get("rank") is None:
         return str(event["reason"]) if event.get("reason") else "the command was killed"
     where = f" in {event['phase']}" if event.get("phase") else ""
