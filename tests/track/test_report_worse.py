@@ -8,7 +8,7 @@ from example_config import example_config
 from synthetic_run import write_lines, write_run
 
 from smalti.cli.runs.show import about
-from smalti.cli.train.app import _warn_of_worse
+from smalti.cli.train.results import warn_of_worse
 from smalti.config.load import dump
 from smalti.track.compare.comparison import compare
 from smalti.track.report.page import page
@@ -45,7 +45,7 @@ def test_a_set_that_rises_in_a_stage_is_named_everywhere(tmp_path: Path, capsys:
     assert result[0].words() == line
     assert line.replace("'", "&#x27;") in page(run, None)
     assert line in about(tmp_path / "r", n_events=0)["notes"]
-    _warn_of_worse(RunFolder.read(run.folder))
+    warn_of_worse(RunFolder.read(run.folder))
     assert capsys.readouterr().err == f"warning: {line}\n"
     assert compare([run, run]).notes[0].endswith(f"r: {line}")
 

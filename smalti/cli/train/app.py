@@ -170,7 +170,7 @@ def _run_attempts(
     """Open the run folder, run attempts until the run is done or may not continue, and report how each ended."""
     from smalti.base import clock
     from smalti.base.errors import ExitCode
-    from smalti.cli.train import preflight
+    from smalti.cli.train import preflight, results
     from smalti.fleet import agent
     from smalti.fleet.agent.memory import peer_memory
     from smalti.fleet.neighbour.client import neighbour
@@ -217,8 +217,8 @@ def _run_attempts(
     if outcome.code == ExitCode.DONE:
         seconds = None if finished else clock.now_s() - started_s
         export = None if why_not or trial else f"smalti export {folder.path}{' --merge' if merged else ''}"
-        print(_done_text(folder, seconds, following=export), file=sys.stderr)
-        _show_results(folder, loaded.config)
+        print(results.done_text(folder, seconds, following=export), file=sys.stderr)
+        results.show(folder, loaded.config)
     return int(outcome.code)
 
 
@@ -233,33 +233,6 @@ def _announce_start(folder: "RunFolder", config: "RunConfig", fork: "Fork | None
     rest = ": all steps are done; only the last checkpoint is verified" if finished else ""
     print(f"{folder.path}: starting {_count(config.train.parallel.ranks)}{where}{rest}", file=sys.stderr)
     return finished
-
-
-def _show_results(folder: "RunFolder", config: "RunConfig") -> None:
-    """Print what became worse, and how the run changed the model that it started from."""
-    _warn_of_worse(folder)
-    if config.init_from is not None:
-        _show_continued(folder)
-
-
-def _warn_of_worse(folder: "RunFolder") -> None:
-    """Warn of held-out sets that a stage has made worse."""
-    from smalti.track.report.read import read_run
-    from smalti.track.report.worse import worse_in_stages
-
-    for each in worse_in_stages(read_run(folder.path)):
-        _warn(each.words())
-
-
-def _show_continued(folder: "RunFolder") -> None:
-    """Print how the run changed the model that it started from."""
-    from smalti.cli.tables import table
-    from smalti.track.report.continued import COLUMNS, continued
-    from smalti.track.report.read import read_run
-
-    result = continued(read_run(folder.path))
-    if result is not None:
-        print(f"\n{result.title()}\n{table(COLUMNS, result.table_rows())}", file=sys.stderr)
 
 
 def _warn(*texts: str | None) -> None:
@@ -277,20 +250,6 @@ def _idle_nodes() -> str | None:
         return None
     nodes = "1 other node" if count == 1 else f"{count} other nodes"
     return f"ranks are started on this node only; {nodes} of the Slurm job stay idle: 'srun smalti train' uses them all"
-
-
-def _done_text(folder: "RunFolder", seconds: float | None, *, following: str | None) -> str:
-    """Return ``runs/x: done, 40 steps in 2m03s; next: ...``; ``seconds`` of this attempt, None if it did nothing.
-
-    ``following``: the next command, if there is one."""
-    from smalti.base.units import format_seconds
-
-    rows = folder.metrics()
-    steps = max(int(row["step"]) for row in rows) if rows else folder.saved_step() or 0
-    text = f"{folder.path}: done, {steps} {'step' if steps == 1 else 'steps'}"
-    text += " (already finished)" if seconds is None else f" in {format_seconds(seconds)}"
-    resumed = f" (attempt {folder.attempt})" if folder.attempt else ""
-    return text + resumed + (f"; next: {following}" if following else "")
 
 
 def _as_rank(loaded: "Loaded[RunConfig]", *, fork: bool, trial: int | None) -> int:

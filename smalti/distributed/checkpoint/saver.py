@@ -36,6 +36,8 @@ from smalti.track.checkpoints.retention import Keep, prune, remove_leftovers
 WRITE_TIMEOUT = timedelta(hours=2)
 """How long a rank's thread waits for the slowest writer; a dead rank ends the attempt long before."""
 _BEAT_S = 1.0
+_TEXTS = (f"shards/{shards.INDEX}", "train_state.json", "manifest.json", "COMPLETE")
+"""The files of a checkpoint that are not shards, in the order to write them."""
 _WRITE_BYTES = 8 << 20
 
 
@@ -210,16 +212,18 @@ class Saver:
         temporary = final.with_name(f".{final.name}.tmp")
         failure = self._agree(_attempt(lambda: _begin(place, temporary)) if place.is_first else None)
         entries: list[manifest.Entry] = []
+        texts: dict[str, str] = {}
         if failure is None:
             file = temporary / "shards" / shards.file_name(rank())
             failure = self._agree(_attempt(lambda: entries.append(_write_shard(place, temporary, file, copy))))
         if failure is None:
             entries = gather(entries, self._group)
-            publish = lambda: self._publish(place, temporary, final, train_state, entries)  # noqa: E731
+            publish = lambda: texts.update(self._publish(place, temporary, final, train_state, entries))  # noqa: E731
             failure = self._agree(_attempt(publish) if rank() == 0 else None)
         if failure is None and place.of_node:
-            texts = self._texts_of_rank0(final)
-            write = lambda: _write_texts(temporary, final, texts)  # noqa: E731
+            received: list[Any] = [texts]
+            dist.broadcast_object_list(received, src=0, group=self._group)
+            write = lambda: _write_texts(temporary, final, received[0])  # noqa: E731
             failure = self._agree(_attempt(write) if place.is_first and rank() != 0 else None)
         if failure is not None and place.is_first:
             shutil.rmtree(temporary, ignore_errors=True)
@@ -232,7 +236,8 @@ class Saver:
         final: Path,
         train_state: dict[str, Any],
         entries: list[manifest.Entry],
-    ) -> None:
+    ) -> dict[str, str]:
+        """Write the files that are not shards, and return them for the folders of other nodes."""
         index = temporary / "shards" / shards.INDEX
         store.write_text(index, shards.index_text(self._shards))
         shard_names = {entry["name"] for entry in entries}
@@ -242,15 +247,7 @@ class Saver:
             _read_again(temporary, rest)
             mark(temporary, VERIFIED)
         _put_in_place(temporary, final)
-
-    def _texts_of_rank0(self, final: Path) -> dict[str, str]:
-        """Return the files of a copy that are not shards, which rank 0 has written, in the order to write them."""
-        texts: list[Any] = [None]
-        if rank() == 0:
-            names = (f"shards/{shards.INDEX}", "train_state.json", "manifest.json", "COMPLETE")
-            texts = [{name: store.read_text(final / name) for name in names}]
-        dist.broadcast_object_list(texts, src=0, group=self._group)
-        return texts[0]  # type: ignore[no-any-return]
+        return {name: store.read_text(final / name) for name in _TEXTS} if place.of_node else {}
 
     def _agree(self, failure: str | None) -> str | None:
         return first_failure(failure, self._group)

@@ -100,8 +100,7 @@ def run(
             if again is None or not (halves or outcome.restarts):
                 return outcome
             least, ranks = smaller if halves else least, outcome.next_ranks or ranks
-            if nodes is not None:
-                ranks = nodes.wait(ranks, restarts.on_fewer_nodes, lambda: requests.any) or 0
+            ranks = ranks if nodes is None else nodes.wait(ranks, restarts.on_fewer_nodes, lambda: requests.any) or 0
             if requests.any:
                 return replace(outcome, code=ExitCode.INTERRUPTED if requests.interrupts else ExitCode.RETRY)
             opened = _open(again, ranks, folder, requests) if ranks else None
