@@ -66,7 +66,7 @@ class Restarts:
         if outcome.cause == "leave":
             return replace(outcome, restarts=True, hint="the next attempt starts by itself, without that node")
         stopped = [event for event in folder.events() if event["event"] == "stopped"]
-        if outcome.cause != "slow" and any(event["attempt"] == folder.attempt for event in stopped):
+        if outcome.cause not in ("slow", "node") and any(event["attempt"] == folder.attempt for event in stopped):
             return outcome
         self._count_progress(folder)
         final = self._why_not(outcome)

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import IO
 
 from smalti.base import log
-from smalti.base.errors import DataError
+from smalti.base.errors import DataError, SmaltiError
 from smalti.fleet.neighbour import stream
 from smalti.fleet.neighbour.stream import LOST, Message
 from smalti.track.checkpoints import manifest
@@ -38,6 +38,7 @@ class Copies:
         self.address = f"{host}:{self._listener.getsockname()[1]}"
         self._jobs: queue.Queue[Message | None] = queue.Queue()
         self._done: tuple[int, str | None] = (0, None)
+        self._there: Message = {"complete": [], "files": {}, "all": {}}
         for target in (self._serve, self._work):
             threading.Thread(target=target, name="copies", daemon=True).start()
 
@@ -55,12 +56,16 @@ class Copies:
         """Return what this node has: ``complete``, copies of its own ranks; of each copy its ``files`` and the names of
         ``all`` files that it has on all nodes; and the last job that is done."""
         job, failure = self._done
+        with suppress(OSError, SmaltiError):  # a copy was just deleted
+            self._there = self._look()
+        return {"address": self.address, **self._there, "job": job, "failure": failure}
+
+    def _look(self) -> Message:
         copies = complete(self.ranks)
         held = [path.name for path in self._held.iterdir() if is_name(path.name)]
         files = {name: sorted({*_files(self.ranks / name), *_files(self._held / name)}) for name in copies + held}
         wholes = {name: _names((self.ranks if name in copies else self._held) / name) for name in files}
-        done = {"job": job, "failure": failure}
-        return {"address": self.address, "complete": copies, "files": files, "all": wholes, **done}
+        return {"complete": copies, "files": files, "all": wholes}
 
     def do(self, job: Message) -> None:
         """Begin a job: ``job``, its number, is in the report when it is done. ``call``: ``look`` (nothing), ``hold``,
@@ -75,9 +80,8 @@ class Copies:
             failure = None
             try:
                 calls[job["call"]](job)
-            except (DataError, *LOST) as error:
-                failure = error.message if isinstance(error, DataError) else f"{type(error).__name__}: {error}"
-                log.get("fleet").debug("the copy %s: %s: %s", job.get("copy"), job["call"], failure)
+            except (SmaltiError, *LOST) as error:
+                failure = error.message if isinstance(error, SmaltiError) else f"{type(error).__name__}: {error}"
             self._done = (job["job"], failure)
 
     def _hold(self, job: Message) -> None:

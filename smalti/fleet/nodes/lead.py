@@ -189,6 +189,7 @@ class Nodes:
             return None
         copies = Copies(folder, self._key, self._host)
         self._replication = Replication(Own(self.name, copies))
+        threading.Thread(target=self._replicate, args=(self._replication,), name="nodes-copies", daemon=True).start()
         return copies.ranks
 
     def local_ranks(self, ranks: int) -> int:
@@ -357,8 +358,10 @@ class Nodes:
                 nodes = list(self._joined)
             for node in nodes:
                 node.send({"do": "beat"})
-            if self._replication is not None:
-                self._replication.look()
+
+    def _replicate(self, replication: Replication) -> None:
+        while not self._ended.wait(BEAT_S):
+            replication.look()
 
 
 @contextmanager

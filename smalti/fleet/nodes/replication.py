@@ -55,6 +55,8 @@ class Replication:
         """The copy that the nodes are fetching from each other."""
         self._kept: str | None = None
         """The newest that each node holds with the shards of the one before."""
+        self._failed: str | None = None
+        """The last that a node could not hold."""
         self._members: list[Member] = []
         """Nodes of the running attempt; empty between two."""
         self._change = threading.Lock()
@@ -76,7 +78,8 @@ class Replication:
                 return
             common = set.intersection(*(set(report["complete"]) for report in reports))
             newest = max(common, key=step_of, default=None)
-            if newest is None or (self._kept is not None and step_of(newest) <= step_of(self._kept)):
+            is_old = self._kept is not None and newest is not None and step_of(newest) <= step_of(self._kept)
+            if newest is None or newest == self._failed or is_old:
                 return
             self._job, self._holding = next(self._numbers), newest
             for index, member in enumerate(self._members):
@@ -86,7 +89,11 @@ class Replication:
                 member.do({**job, "files": dict.fromkeys(sorted(lacking), before["address"])})
 
     def _end_hold(self, reports: Sequence[Message]) -> None:
-        if not any(report["failure"] for report in reports):
+        failures = [str(report["failure"]) for report in reports if report["failure"]]
+        if failures:
+            self._failed = self._holding
+            log.get("fleet").warning("%s is not on two nodes: %s", self._holding, failures[0])
+        else:
             self._kept = self._holding
             self._job = next(self._numbers)
             for member in self._members:
