@@ -23,7 +23,7 @@ from smalti.track.run import RunFolder
 
 pytestmark = pytest.mark.slow  # processes
 
-STEPS = 60
+STEPS = 40
 
 
 @pytest.fixture
@@ -108,7 +108,7 @@ def test_a_spare_takes_over_from_a_killed_node_to_the_bit(three: Nodes, tmp_path
     second = run.join("n2")
     _wait(lambda: "n2 has joined" in second.output())
     run.join("n3")
-    run.wait_for_step(12)
+    run.wait_for_step(8)
     three.kill("n2")
     code, output = lead.finish(300)
     assert code == 0, output

@@ -46,12 +46,13 @@ class Node:
         self._connection = connection
         self._sending = threading.Lock()
         self._heard_s = clock.now_s()
+        self._lost_s: float | None = None
         self._status: Message = {}
 
     @property
     def silent_s(self) -> float:
-        """Seconds since it was last heard from."""
-        return clock.now_s() - self._heard_s
+        """Seconds since it was last heard from; of one that was lost, until then."""
+        return (self._lost_s or clock.now_s()) - self._heard_s
 
     @property
     def is_lost(self) -> bool:
@@ -89,6 +90,7 @@ class Node:
 
     def lose(self, why: str) -> None:
         """Send and believe nothing more."""
+        self._lost_s = self._lost_s or clock.now_s()
         self.why = self.why or why
         with suppress(OSError), socket.fromfd(self._connection.fileno(), socket.AF_INET, socket.SOCK_STREAM) as shared:
             shared.shutdown(socket.SHUT_RDWR)  # ends a read of another thread too
