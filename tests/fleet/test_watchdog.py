@@ -5,6 +5,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
 from smalti.base import clock
 from smalti.fleet.agent.watchdog import Limits, Watchdog
 from smalti.track.progress import Phase, ProgressWriter, read_slots, slot_file
@@ -81,6 +83,41 @@ def test_of_two_ranks_in_two_collectives_the_one_without_the_usual_one_is_named(
         read_slots(path), ranks, {}, {0: {"0": 41, "7": 0}, 1: {"0": 40, "7": 1}}
     )
     assert (hang.rank, hang.why) == (1, "the others wait in a collective that it has not started")
+
+
+_SAVER = {
+    "faulthandler": """\
+Thread 0x00007ff729ffb6c0 (most recent call first):
+  File "/lib/torch/distributed/distributed_c10d.py", line 4287 in all_gather
+  File "/lib/python3.11/threading.py", line 1002 in _bootstrap
+
+Current thread 0x00007ff729ffb123 (most recent call first):
+""",
+    "py-spy": """\
+Thread 7 (idle): "checkpoint"
+    all_gather (torch/distributed/distributed_c10d.py:4287)
+    _bootstrap (threading.py:1002)
+Thread 1 (idle): "MainThread"
+""",
+}
+_WAITS = {
+    "faulthandler": '  File "/lib/torch/distributed/distributed_c10d.py", line 4280 in all_reduce\n',
+    "py-spy": "    all_reduce (torch/distributed/distributed_c10d.py:4280)\n",
+}
+_WORKS = {
+    "faulthandler": '  File "/smalti/train/faults.py", line 54 in inject\n',
+    "py-spy": "    inject (smalti/train/faults.py:54)\n",
+}
+
+
+@pytest.mark.parametrize("tool", ["faulthandler", "py-spy"])
+def test_a_rank_whose_saver_alone_is_in_a_collective_does_not_wait_in_one(tool: str, tmp_path: Path) -> None:
+    path, writers, ranks = _slots(tmp_path, 2, 2)
+    for writer in writers:
+        writer.enter(Phase.FORWARD)
+    stacks = {0: _SAVER[tool] + _WAITS[tool], 1: _SAVER[tool] + _WORKS[tool]}
+    hang = Watchdog(Limits(10.0, 600.0), partial(read_slots, path)).name(read_slots(path), ranks, stacks, {})
+    assert (hang.rank, hang.why) == (1, "the others wait in a collective")
 
 
 def test_parts_of_the_set_up_are_signs_of_life_whose_limit_is_learned_by_attempts_that_resume(

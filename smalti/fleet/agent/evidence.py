@@ -4,6 +4,7 @@ Stacks come from outside by py-spy where it is installed, else from faulthandler
 GIL. A rank that is stopped gives none of the second kind.
 """
 
+import re
 import shutil
 import subprocess
 import time
@@ -43,9 +44,13 @@ def stacks_of(ranks: Sequence[Rank], log_folder: Path) -> dict[int, str]:
     return {rank.rank: _read(stack_file(log_folder, rank.rank)) for rank in running}
 
 
-def waits_in_collective(stack: str) -> bool:
-    """Return whether a frame of the stack is of torch.distributed."""
-    return "torch/distributed/" in stack
+def waits_in_collective(stacks: str) -> bool:
+    """Return whether a thread of a rank is in torch.distributed, by its stacks as py-spy or faulthandler print them.
+
+    Threads that Python has started do not count: a thread that saves a checkpoint waits for those of the other ranks.
+    """
+    threads = re.split(r"^(?=(?:Current t|T)hread )", stacks, flags=re.MULTILINE)
+    return any("torch/distributed/" in thread and "_bootstrap" not in thread for thread in threads)
 
 
 def write(
