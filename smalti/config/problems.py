@@ -5,6 +5,7 @@ All descriptions of allowed values come from the JSON Schema of the config's cla
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 from pydantic import BaseModel, ValidationError
@@ -157,11 +158,14 @@ def _bounds(node: Mapping[str, Any]) -> str:
     return " " + " and ".join(parts) if parts else ""
 
 
+_schema = cache(Schema)
+
+
 def as_user_error(
     error: ValidationError, config_class: type[BaseModel], value: Any, origins: Mapping[Path, str], label: str
 ) -> UserError:
     """Return one UserError with all problems of a validation, in the order of the file."""
-    schema = Schema(config_class)
+    schema = _schema(config_class)
     grouped: dict[Path, list[Any]] = {}
     for item in error.errors(include_url=False):
         path, _ = schema.follow(item["loc"])
