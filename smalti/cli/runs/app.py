@@ -107,7 +107,8 @@ def diff(
     x: Annotated[str | None, typer.Option(metavar="step|tokens|time", help="X axis of --plot; absent: step.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Print the differences between runs: config, code and machine, metrics at the same step and at the end, evals.
+    """Print the differences between runs: config, code and machine, metrics at the same step and at the end (of a
+    run that has not ended: the newest), evals.
 
     Differences within the measured noise are marked. The noise is that of batches and of questions; two seeds of one
     config may differ by more.
