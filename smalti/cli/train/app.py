@@ -143,6 +143,7 @@ def _as_agent(loaded: "Loaded[RunConfig]", arguments: list[str], *, fork: "Fork 
     from smalti.base.env import log_level
     from smalti.base.errors import ExitCode
     from smalti.cli.train import preflight, trials
+    from smalti.cli.train.done import finished, report_done
     from smalti.fleet import agent
     from smalti.fleet.agent.memory import peer_memory
     from smalti.fleet.neighbour.client import neighbour
@@ -152,17 +153,19 @@ def _as_agent(loaded: "Loaded[RunConfig]", arguments: list[str], *, fork: "Fork 
     arguments = [*arguments, *trials.arguments(trial)]
     log.setup(log_level())
     _warn(_idle_nodes())
+    done = None if fork or trial else finished(loaded.config)
+    if done is not None:
+        trackers.complete(done)
+        return report_done(done, loaded.config, None, trial=trial)
     started_s = clock.now_s()
-    why_not = preflight.not_exportable(loaded.config)
-    merged = preflight.only_merged(loaded.config)
-    _warn(why_not, merged)
+    _warn(preflight.not_exportable(loaded.config), preflight.only_merged(loaded.config))
     parallel = loaded.config.train.parallel
     tune = loaded.config.tune
     verb = ["train"] if tune is None or fork or trial else ["tune", tune.kind]  # how a user starts it
     argv = ["smalti", *verb, *arguments[1:], *(["--fork"] if fork else [])]
     folder = RunFolder.open(loaded.config, loaded.origins, argv=argv, fork=fork)
 
-    finished = _announce_start(folder, loaded.config, fork)
+    resumes_done = _announce_start(folder, loaded.config, fork)
 
     def ended(outcome: agent.Outcome) -> None:
         agent.announce(outcome)
@@ -186,10 +189,7 @@ def _as_agent(loaded: "Loaded[RunConfig]", arguments: list[str], *, fork: "Fork 
     finally:
         folder.close()
     if outcome.code == ExitCode.DONE:
-        seconds = None if finished else clock.now_s() - started_s
-        export = None if why_not or trial else f"smalti export {folder.path}{' --merge' if merged else ''}"
-        print(_done_text(folder, seconds, following=export), file=sys.stderr)
-        _show_results(folder, loaded.config)
+        report_done(folder, loaded.config, None if resumes_done else clock.now_s() - started_s, trial=trial)
     return int(outcome.code)
 
 
@@ -199,38 +199,11 @@ def _announce_start(folder: "RunFolder", config: "RunConfig", fork: "Fork | None
         lines = [f"{folder.path}: forked at step {fork.at_step:,}", *fork.lines()]
         print("\n  ".join(lines), file=sys.stderr)
     before = folder.saved_step()
-    finished = before is not None and before >= config.length.total_steps
+    is_done = before is not None and before >= config.length.total_steps
     where = " at step 0" if before is None else f" from step {before:,}"
-    rest = ": all steps are done; only the last checkpoint is verified" if finished else ""
+    rest = ": all steps are done; only what follows the last one is left" if is_done else ""
     print(f"{folder.path}: starting {_count(config.train.parallel.ranks)}{where}{rest}", file=sys.stderr)
-    return finished
-
-
-def _show_results(folder: "RunFolder", config: "RunConfig") -> None:
-    """Print what became worse, and how the run changed the model that it started from."""
-    _warn_of_worse(folder)
-    if config.init_from is not None:
-        _show_continued(folder)
-
-
-def _warn_of_worse(folder: "RunFolder") -> None:
-    """Warn of held-out sets that a stage has made worse."""
-    from smalti.track.report.read import read_run
-    from smalti.track.report.worse import worse_in_stages
-
-    for each in worse_in_stages(read_run(folder.path)):
-        _warn(each.words())
-
-
-def _show_continued(folder: "RunFolder") -> None:
-    """Print how the run changed the model that it started from."""
-    from smalti.cli.tables import table
-    from smalti.track.report.continued import COLUMNS, continued
-    from smalti.track.report.read import read_run
-
-    result = continued(read_run(folder.path))
-    if result is not None:
-        print(f"\n{result.title()}\n{table(COLUMNS, result.table_rows())}", file=sys.stderr)
+    return is_done
 
 
 def _warn(*texts: str | None) -> None:
@@ -250,24 +223,12 @@ def _idle_nodes() -> str | None:
     return f"ranks are started on this node only; {nodes} of the Slurm job stay idle: 'srun smalti train' uses them all"
 
 
-def _done_text(folder: "RunFolder", seconds: float | None, *, following: str | None) -> str:
-    """Return ``runs/x: done, 40 steps in 2m03s; next: ...``; ``seconds`` of this attempt, None if it did nothing.
-
-    ``following``: the next command, if there is one."""
-    from smalti.base.units import format_seconds
-
-    rows = folder.metrics()
-    steps = max(int(row["step"]) for row in rows) if rows else folder.saved_step() or 0
-    text = f"{folder.path}: done, {steps} {'step' if steps == 1 else 'steps'}"
-    text += " (already finished)" if seconds is None else f" in {format_seconds(seconds)}"
-    resumed = f" (attempt {folder.attempt})" if folder.attempt else ""
-    return text + resumed + (f"; next: {following}" if following else "")
-
-
 def _as_rank(loaded: "Loaded[RunConfig]", *, fork: bool, trial: int | None) -> int:
     """Train as one rank of the world that this process was started in."""
     from smalti.base import log
     from smalti.base.env import attempt_is_open, log_level, world
+    from smalti.base.errors import Preempted
+    from smalti.cli.main import to_log
     from smalti.cli.train.leave import log_and_exit, report_and_exit, write_stacks_on_signal
     from smalti.fleet.launch.local import LOST_PEER
     from smalti.track.progress import open_slot
@@ -310,6 +271,11 @@ def _as_rank(loaded: "Loaded[RunConfig]", *, fork: bool, trial: int | None) -> i
         if attempt_is_open():  # the agent reports the rank that died, the cause of this error
             log_and_exit(error, LOST_PEER)
         report_and_exit(error)
+    except Preempted as error:
+        if not attempt_is_open():
+            raise
+        to_log(error)  # the agent reports it, or why the next attempt follows by itself
+        return int(error.exit_code)
     except BaseException as error:
         if may_leave(error):
             raise
