@@ -19,7 +19,7 @@ from smalti.config.load import from_dict
 from smalti.config.run import JobConfig
 from smalti.train import checkpoint_copies
 
-JOBS, STEPS, RATE = 20, 6, 20.0
+STEPS, RATE = 6, 20.0
 
 
 class World(threading.local):
@@ -66,9 +66,9 @@ class _Events:
 def test_one_rank_of_each_job_asks_the_store_once(
     tmp_path: Path, s3: Bucket, monkeypatch: pytest.MonkeyPatch, proof: Any
 ) -> None:
-    ranks = proof(short=64, full=3072)
+    ranks, jobs = proof(short=16, full=3072), proof(short=6, full=20)
     saved = [checkpoint(tmp_path / "saved", step) for step in range(1, STEPS + 1)]
-    for number in range(JOBS):
+    for number in range(jobs):
         for path in saved[-2:]:
             opened(f"s3://{s3.name}/runs/job-{number}").upload(path)
     world, asked = World(), defaultdict(list)
@@ -81,12 +81,12 @@ def test_one_rank_of_each_job_asks_the_store_once(
     s3.proxy.refuse = ask  # type: ignore[assignment]
     monkeypatch.setattr(checkpoint_copies.dist, "get_rank", lambda: world.rank)
     monkeypatch.setattr(checkpoint_copies, "broadcast_from_rank0", world.broadcast)
-    with ThreadPoolExecutor(JOBS) as pool:
-        jobs = [pool.submit(_restart, world, ranks, tmp_path / "jobs", n, s3.name) for n in range(JOBS)]
-    for job in jobs:
+    with ThreadPoolExecutor(jobs) as pool:
+        restarts = [pool.submit(_restart, world, ranks, tmp_path / "jobs", n, s3.name) for n in range(jobs)]
+    for job in restarts:
         folder, wrong = job.result()
         assert (wrong, digests(folder / saved[-1].name)) == (set(), digests(saved[-1]))
-    assert asked.keys() == {str(number) for number in range(JOBS)}
+    assert asked.keys() == {str(number) for number in range(jobs)}
     for requests in asked.values():
         lists = [target for _, target in requests if "list-type" in target]
         reads = [target for _, target in requests if "list-type" not in target]
