@@ -7,7 +7,7 @@ and anchors raise UserError; keys are always text; ``parse`` reads the output of
 import re
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import Any
 
 import yaml
 
@@ -64,7 +64,7 @@ def _compose(text: str) -> yaml.Node | None:
     loader = getattr(yaml, "CSafeLoader", None)
     if loader is not None:
         with suppress(yaml.YAMLError):
-            return cast(yaml.Node | None, yaml.compose(text, Loader=loader))
+            return yaml.compose(text, Loader=loader)
     return yaml.compose(text, Loader=yaml.SafeLoader)
 
 

@@ -41,6 +41,6 @@ def with_owner(folder: Path, status: dict[str, Any]) -> dict[str, Any]:
 
 def _place() -> str:
     """Return what processes must share to see each other."""
-    if sys.platform.startswith("linux"):
-        return f"{Path('/proc/sys/kernel/random/boot_id').read_text().strip()}/{os.readlink('/proc/self/ns/pid')}"
-    return platform.node().replace(" ", "-")
+    if not sys.platform.startswith("linux"):
+        return platform.node().replace(" ", "-")
+    return f"{Path('/proc/sys/kernel/random/boot_id').read_text().strip()}/{os.readlink('/proc/self/ns/pid')}"
