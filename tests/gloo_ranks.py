@@ -21,9 +21,11 @@ import torch.multiprocessing as mp
 
 from smalti.train import rank_setup
 
-_IMPORTED_ONCE = ["torch.distributed", "smalti.train.job", "smalti.tune.run", "pytest", "hypothesis"]
+_IMPORTED_ONCE = [
+    "torch.distributed", "torch._dynamo", "smalti.train.job", "smalti.tune.run", "smalti.evals.in_loop_suite",
+    "smalti.cli.train.preflight", "pytest", "hypothesis",
+]  # fmt: skip
 """By the server: what a module of tests imports beside, each of its ranks imports again."""
-
 
 _LEAVE = "leave"
 """File that is there once all ranks are through."""

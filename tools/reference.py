@@ -10,6 +10,7 @@ import json
 import types
 import typing
 from collections.abc import Callable, Iterator
+from functools import cache
 from types import NoneType
 from typing import Any, Literal
 
@@ -60,6 +61,7 @@ def cli_page() -> str:
     return "".join(out)
 
 
+@cache
 def command_of(verb: str) -> Any:
     """Return the parser of a verb (typer's own copy of click's Command), or None where its module does not exist."""
     if importlib.util.find_spec(f"smalti.cli.{verb}") is None:

@@ -69,6 +69,10 @@ class RetryableError(SmaltiError):
     exit_code = ExitCode.RETRY
 
 
+class Preempted(RetryableError):
+    """Stopped by SIGTERM after saving."""
+
+
 class Interrupted(SmaltiError):
     """Stopped by Ctrl-C after saving."""
 

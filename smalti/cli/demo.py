@@ -43,7 +43,8 @@ def demo(
 ) -> None:
     """Run the whole pipeline on documents of the installed Python: curate, tokenize, train, export, evaluate, generate.
 
-    Works in the current folder (data/demo and runs/demo), on two CPU cores, without network, in under six minutes.
+    Works in the current folder (data/demo and runs/demo), on two CPU cores, without network. The training
+    takes --minutes, the other stages a few more.
     """
     from smalti.base.clock import now_s
     from smalti.base.errors import UserError

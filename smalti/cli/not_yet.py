@@ -15,7 +15,6 @@ NOT_YET = {
     "data ls": "smalti data inspect FOLDER shows one folder of token files",
     "eval judge": None,
     "eval arena": None,
-    "runs compare": "smalti runs diff RUN RUN compares two runs",
     "runs sweep": "smalti train RECIPE.yaml name=NAME a.b=value, once for each value; smalti runs diff compares",
     "runs branch": "smalti train RECIPE.yaml a.b=value --fork changes a run from its newest checkpoint on",
 }

@@ -184,9 +184,9 @@ def _with_base(config_class: type[BaseModel], tree: Tree, path: str) -> Tree:
         base.value.pop("folder", None)
     if "base" in base.value:
         raise UserError(
-            f"{base.origins[('base',)]}: a base may not have a base itself (it is the base of {where})",
-            allowed="one level",
-            hint=f"copy what you need from '{base.value['base']}' into {source.label}",
+            f"{where}: base = {name} has a base itself ({inline(base.value['base'])})",
+            allowed="one level: a recipe without a base",
+            hint=f"'smalti config show {name} > FILE' writes it out with its base; base: FILE",
         )
     _merge(base, (), tree.value, tree.origins, config_class)
     return base

@@ -3,8 +3,11 @@
 All descriptions of allowed values come from the JSON Schema of the config's class.
 """
 
+import math
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 from pydantic import BaseModel, ValidationError
@@ -32,8 +35,16 @@ _OTHER_NAMES = {
     "grad_clip": "train.optimizer.clip_norm",
     "world_size": "train.parallel.ranks",
     "nproc_per_node": "train.parallel.ranks",
+    "extends": "base",
+    "defaults": "base",
+    "include": "base",
 }
 """Names of fields in other trainers -> Smalti's; used for hints only."""
+_BASE = "base"
+"""A key of every recipe that is no field of its config."""
+_UNITS = {"steps": "step", "epochs": "ep", "epoch": "ep", "tokens": "tok", "token": "tok", "runs": "run", "sec": "s",
+          "m": "min", "mins": "min", "minutes": "min", "hours": "h", "hour": "h", "hr": "h"}  # fmt: skip
+"""Units as others write them -> those of durations; used for hints only."""
 _MAX_SUGGESTIONS = 3
 COMMAND_LINE = "command line"
 """The origin of a value from the command line."""
@@ -157,11 +168,14 @@ def _bounds(node: Mapping[str, Any]) -> str:
     return " " + " and ".join(parts) if parts else ""
 
 
+_schema = cache(Schema)
+
+
 def as_user_error(
     error: ValidationError, config_class: type[BaseModel], value: Any, origins: Mapping[Path, str], label: str
 ) -> UserError:
     """Return one UserError with all problems of a validation, in the order of the file."""
-    schema = Schema(config_class)
+    schema = _schema(config_class)
     grouped: dict[Path, list[Any]] = {}
     for item in error.errors(include_url=False):
         path, _ = schema.follow(item["loc"])
@@ -196,7 +210,7 @@ def _problem(schema: Schema, path: Path, item: Any, value: Any, origins: Mapping
     _, node = schema.follow(path)
     if item["type"] == "extra_forbidden":
         parent, parent_node = schema.follow(path[:-1])
-        keys = schema.keys(parent_node)
+        keys = [*schema.keys(parent_node), *([] if parent or where == COMMAND_LINE else [_BASE])]
         section = dotted(parent) or "the top level"
         entry = _at(value, path)
         typed = where == COMMAND_LINE and not isinstance(entry, dict | list)
@@ -218,21 +232,42 @@ def _problem(schema: Schema, path: Path, item: Any, value: Any, origins: Mapping
     if item["type"] == "value_error" and item.get("ctx"):
         error = item["ctx"]["error"]
         text = str(error)
+        where = _typed_cause(path, text, value, origins) or where
         if isinstance(error, NotAllowed):
             return Problem(f"{where}: {key + ': ' if key else ''}{text}", error.allowed, error.hint)
         if schema.keys(node):
             return Problem(f"{where}: {key + ': ' if key else ''}{text}", None, None)
-        return Problem(f"{where}: {key} = {inline(_at(value, path))}: {text}", schema.describe(node), None)
-    entry = _at(value, path)
-    return Problem(
-        f"{where}: {key} = {inline(entry)} is not allowed", schema.describe(node), _right_value(schema, node, entry)
-    )
+        return Problem(f"{where}: {key} = {inline(_at(value, path))}: {text}",
+                       schema.describe(node), _right_value(schema, node, _at(value, path)))  # fmt: skip
+    entry, allowed = _at(value, path), schema.describe(node)
+    if isinstance(entry, float) and not math.isfinite(entry):
+        allowed = re.sub(r"\ba number", "a finite number", allowed)
+    return Problem(f"{where}: {key} = {inline(entry)} is not allowed", allowed, _right_value(schema, node, entry))
+
+
+def _typed_cause(path: Path, text: str, value: Any, origins: Mapping[Path, str]) -> str | None:
+    """Return the values of the command line that an error across the fields of a section names; None without one."""
+    typed = [
+        f"{dotted(at)}={inline(_at(value, at))}"
+        for at, origin in origins.items()
+        if origin == COMMAND_LINE and len(at) > len(path) and at[: len(path)] == path
+        and not isinstance(_at(value, at), dict) and len(str(at[-1])) > 1
+        and re.search(rf"(?<!\w){re.escape(str(at[-1]))}(?!\w)", text)
+    ]  # fmt: skip
+    return f"{COMMAND_LINE} ({', '.join(typed)})" if typed else None
 
 
 def _right_value(schema: Schema, node: Mapping[str, Any], value: Any) -> str | None:
-    """Return a hint with the allowed name nearest to ``value``."""
+    """Return a hint with the allowed name nearest to ``value``, or with the unit of a duration (``step``)."""
     close = nearest(str(value), schema.choices(node))
+    parts = re.fullmatch(r"([\d.]+)\s*([A-Za-z]+)", str(value))
+    if close is None and parts and re.search(node.get("pattern", "^$"), as_written := _with_unit(*parts.groups())):
+        close = as_written
     return f"did you mean '{close}'?" if close else None
+
+
+def _with_unit(number: str, unit: str) -> str:
+    return number + _UNITS.get(unit.lower(), unit.lower())
 
 
 def _right_key(schema: Schema, path: Path, siblings: list[str], value: str) -> str:
@@ -249,7 +284,7 @@ def _right_key(schema: Schema, path: Path, siblings: list[str], value: str) -> s
     by_last = {key.rsplit(".", 1)[-1]: key for key in reversed(paths)}
     elsewhere = nearest(name, by_last, alike_frac=0.7)
     far = [by_last[elsewhere]] if elsewhere else []
-    if foreign in paths:
+    if foreign in paths or (foreign == _BASE and _BASE in siblings):
         return f"did you mean {foreign}?"  # without the value, whose unit may differ
     likely = same[:_MAX_SUGGESTIONS] or close or far
     return (

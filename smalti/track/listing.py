@@ -15,6 +15,7 @@ import yaml
 from smalti.base.errors import DataError
 from smalti.config.durations import RunLength
 from smalti.track.line_file import read_lines
+from smalti.track.owner import with_owner
 
 _MARKS = ("config.yaml", "status.json", "metrics.jsonl", "events.jsonl")
 _TAIL_BYTES = 1 << 15
@@ -113,7 +114,7 @@ def _is_run(folder: Path) -> bool:
 
 def _read(folder: Path, requested: Collection[str]) -> RunSummary:
     config = _config(folder / "config.yaml")
-    status = _status(folder / "status.json")
+    status = with_owner(folder, _status(folder / "status.json"))
     step, metrics = newest(folder / "metrics.jsonl")
     metrics |= _last_of(folder / "metrics.jsonl", [name for name in requested if name not in metrics])
     hours = metrics.get("time/train")

@@ -20,6 +20,7 @@ from smalti.config.fork import Fork, is_of_history, with_history
 from smalti.config.identity import difference, placement_difference
 from smalti.config.load import dump, load
 from smalti.config.run import JobConfig, RunConfig
+from smalti.track import owner
 from smalti.track.attempts import attempts, log_folder
 from smalti.track.checkpoints.names import complete, last_saved, step_of
 from smalti.track.events import EventLog, read_events
@@ -350,19 +351,19 @@ class RunFolder:
 
     def take_lock(self) -> None:
         """Lock the folder until ``close``. Raises UserError where another process is training in it."""
-        self._lock = os.open(self.path / ".lock", os.O_RDWR | os.O_CREAT, 0o644)
+        self._lock = os.open(self.path / owner.FILE_NAME, os.O_RDWR | os.O_CREAT, 0o644)
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
-            owner = os.pread(self._lock, 32, 0).decode(errors="replace").strip() or "unknown"
+            pid = owner.pid_of(os.pread(self._lock, 32, 0).decode(errors="replace"))
             self.close()
             raise UserError(
-                f"{self.path} is in use: process {owner} is training in it",
+                f"{self.path} is in use: process {pid} is training in it",
                 allowed="one 'smalti train' for each run folder",
                 hint="wait for it, stop it, or start another run with name=NEW_NAME",
             ) from error
         os.ftruncate(self._lock, 0)
-        os.pwrite(self._lock, str(os.getpid()).encode(), 0)
+        os.pwrite(self._lock, owner.note(os.getpid()).encode(), 0)
 
 
 def config_text(config: JobConfig) -> str:

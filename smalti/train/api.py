@@ -99,7 +99,7 @@ def build(
 def fit(job: Job) -> Result:
     """Train until the end of the run, and release its folder.
 
-    Raises RetryableError after SIGTERM and Interrupted after Ctrl-C, both with a checkpoint saved; NotFinite where a
+    Raises Preempted after SIGTERM and Interrupted after Ctrl-C, both with a checkpoint saved; NotFinite where a
     loss or a gradient norm is not finite; LostPeer where another rank has died or does not respond.
     """
     try:

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from torch import Tensor, nn
 
 from smalti.base import clock, log
-from smalti.base.errors import Interrupted, RetryableError, UserError
+from smalti.base.errors import Interrupted, Preempted, RetryableError, UserError
 from smalti.config.durations import RunLength
 from smalti.config.run import JobConfig
 from smalti.data.fetch.counts import Counts
@@ -107,7 +107,7 @@ class Job:
 def fit(job: Job) -> None:
     """Train until the end of the run.
 
-    Raises RetryableError (exit 75) after SIGTERM and Interrupted (exit 130) after Ctrl-C, both with a checkpoint saved;
+    Raises Preempted (exit 75) after SIGTERM and Interrupted (exit 130) after Ctrl-C, both with a checkpoint saved;
     NotFinite (exit 3) where a loss or a gradient norm is not finite, with a checkpoint of the step before it.
     """
     if job.state.step >= job.total_steps:
@@ -383,6 +383,6 @@ def _end(job: Job, stop: Stop) -> None:
     job.events.write("stopped", step=step, reason=stop.name.lower())
     saved = f"stopped at step {step} of {job.total_steps} with a checkpoint saved"
     text = saved if step else "stopped before the first step; nothing was saved"
-    kind = Interrupted if stop == Stop.INTERRUPTED else RetryableError
+    kind = Interrupted if stop == Stop.INTERRUPTED else Preempted
     cause = RaisedOnAllRanks("all ranks stop after the same step")
     raise kind(text, hint="run the same command again to continue") from cause

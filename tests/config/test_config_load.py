@@ -96,7 +96,17 @@ def test_base_is_merged_by_key_and_lists_replace(recipe, tmp_path):
 def test_a_base_may_not_have_a_base(recipe, tmp_path):
     (tmp_path / "child.yaml").write_text("base: r.yaml\n")
     (tmp_path / "grandchild.yaml").write_text("base: child.yaml\n")
-    assert "a base may not have a base" in refused(str(tmp_path / "grandchild.yaml"))
+    text = refused(str(tmp_path / "grandchild.yaml"))
+    assert f"{tmp_path}/grandchild.yaml:1: base = child.yaml has a base itself (r.yaml)" in text
+    assert "hint: 'smalti config show child.yaml > FILE' writes it out" in text
+    (tmp_path / "moe.yaml").write_text("base: demo-moe\nname: mine\n")
+    assert f"{tmp_path}/moe.yaml:1: base = demo-moe has a base itself (demo.yaml)" in refused(
+        str(tmp_path / "moe.yaml")
+    )
+    (tmp_path / "extended.yaml").write_text("extends: demo\n")
+    text = refused(str(tmp_path / "extended.yaml"))
+    assert "unknown key extends = demo" in text
+    assert "hint: did you mean base?" in text
     (tmp_path / "lost.yaml").write_text("base: nowhere.yaml\n")
     assert f"{tmp_path}/lost.yaml:1: base: there is no file 'nowhere.yaml'" in refused(str(tmp_path / "lost.yaml"))
 
@@ -164,12 +174,17 @@ def _past(more: str = "skip: []", *, at_step: int = 30) -> str:
         ("train.log_every=0.0s", ["'0.0s' is no length"]),
         ("train.parallel.timeout=0min", ["'0min' is no length"]),
         ("train.schedule.warmup=200step",
-         ["train.schedule.warmup=200step is 200 steps; the run, train.duration=100step, has 100 steps",
+         ["command line (train.schedule.warmup=200step): train",
+          "train.schedule.warmup=200step is 200 steps; the run, train.duration=100step, has 100 steps",
           "allowed: at most 100step", "hint: train.schedule.warmup=0.02run"]),
         ("train.schedule.warmup=1638401tok", ["schedule.warmup=1638401tok is 100 steps; the run"]),
         ("train.schedule.decay=0.99run",
          ["schedule.warmup=0.02run and train.schedule.decay=0.99run are 2 + 99 steps",
           "allowed: together at most 100step"]),
+        ("train.duration=120steps", ["train.duration = 120steps", "hint: did you mean '120step'?"]),
+        ("train.eval_every=2 hours", ["hint: did you mean '2h'?"]),
+        ("train.optimizer.lr=.nan", ["train.optimizer.lr = .nan is not allowed", "allowed: a finite number"]),
+        ("train.optimizer.weight_decay=.inf", ["allowed: a finite number at least 0"]),
         ("train.duration=3min", ["'3min' has the unit 'min'", "600step"]),
         ("train.optimizer=null", ["a section with the keys name, lr"]),
         ("train.optimizer.betas=[1]", ["train.optimizer.betas.1 is missing"]),

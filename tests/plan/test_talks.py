@@ -12,13 +12,10 @@ FIGURES = figures()
 
 @pytest.mark.parametrize("figure", FIGURES, ids=lambda figure: f"{figure.talk}-{figure.line}-{figure.name}")
 def test_figure(figure: Figure) -> None:
-    """Its verdict is what the digits say; where it is wrong, cut or only implied, ours is the number written down."""
+    """Its verdict is what the digits say; where it is wrong, cut or only implied, ours is the number written down. It
+    names its source."""
     assert figure.found() == figure.verdict, f"printed {figure.printed}, ours {figure.value()}"
     assert figure.holds(), f"ours is {figure.value()}, not {figure.right}"
-
-
-@pytest.mark.parametrize("figure", FIGURES, ids=lambda figure: figure.name)
-def test_figure_names_its_source(figure: Figure) -> None:
     assert figure.talk in {talk.key for talk in TALKS}
     assert figure.place
     assert figure.line > 0

@@ -1,5 +1,7 @@
 """The engine: batched = alone, cached = recomputed, limits, ends, streaming."""
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -209,3 +211,11 @@ def test_an_id_without_a_token_is_never_chosen() -> None:
     assert not tokenizer.unused_ids & {token for one in answer.tokens for token, _ in one.top}
     with pytest.raises(UserError, match=f"{hole} is not in the vocabulary"):
         generate(engine, [[1, hole]])
+
+
+@pytest.mark.slow
+def test_the_engine_starts_without_what_only_training_needs() -> None:
+    """Two thirds of what was imported beside torch; only a new process shows what an import brings."""
+    unwanted = {"torch._dynamo", "torch.distributed.checkpoint"}
+    code = f"import sys, smalti.serve.engine.engine as _; print({unwanted} & {{*sys.modules}})"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "set()\n"

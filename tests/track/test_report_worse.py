@@ -8,7 +8,7 @@ from example_config import example_config
 from synthetic_run import write_lines, write_run
 
 from smalti.cli.runs.show import about
-from smalti.cli.train.results import warn_of_worse
+from smalti.cli.train.done import warn_of_worse
 from smalti.config.load import dump
 from smalti.track.compare.comparison import compare
 from smalti.track.report.page import page

@@ -57,6 +57,17 @@ def test_forks_are_one_line_and_another_seed_gives_a_note(tmp_path: Path) -> Non
     ]
 
 
+def test_a_run_that_has_not_ended_and_another_length_are_named(tmp_path: Path) -> None:
+    done, running = made(tmp_path / "one"), made(tmp_path / "two")
+    assert compare([read_run(done), read_run(running)]).measured[-1].where.startswith("at the end (steps 400, 400;")
+    (running / "status.json").write_text(json.dumps({"state": "running"}))
+    write_lines(running / "metrics.jsonl", read_run(running).rows[:-100])
+    result = compare([read_run(done), read_run(running)])
+    assert result.measured[-1].where.startswith("newest values (steps 400, ")
+    assert "two is running: its newest values are compared, not those of its end" in result.notes
+    assert any("different numbers of steps" in note for note in result.notes)
+
+
 def test_a_shift_is_a_difference_and_noise_is_none(tmp_path: Path) -> None:
     runs = [made(tmp_path / name, shift=shift) for name, shift in (("base", 0.0), ("same", 0.0), ("worse", 0.2))]
     result = compare([read_run(run) for run in runs])

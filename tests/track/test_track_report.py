@@ -47,7 +47,7 @@ def test_page_holds_every_part(run_folder: Path) -> None:
     assert path == str(run_folder / "report.html")
     text = Path(path).read_text()
     for part in (
-        "Loss, nats per token",
+        "Loss, nats per token (dashed: resumed)",
         "held-out: prose",
         "Mixture: share of tokens",
         "Learning rate",

@@ -82,7 +82,7 @@ def test_a_kill_of_the_agent_or_of_the_whole_tree_at_any_moment_loses_nothing(
 ) -> None:
     """No rank of the command before is left when the next one starts its own."""
     rng = random.Random(7)
-    left, number = proof(short=3, full=100), 0
+    left, number = proof(short=2, full=100), 0
     while left:
         number += 1
         recipe, folder = _recipe(tmp_path / str(number))

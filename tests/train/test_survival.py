@@ -145,6 +145,7 @@ def test_a_stop_saves_and_the_resumed_run_is_equal_to_the_bit(
     agent.send_signal(number)
     code, output = agent.finish()
     assert code == want, output
+    assert output.count("error: ") == output.count("hint: ") == 1, "of rank 0 and the agent only one reports it"
     stopped = next(event for event in _events(folder) if event["event"] == "stopped")["step"]
     assert (folder / "checkpoints" / f"step-{stopped:08d}" / "COMPLETE").exists()
     code, output = _run(recipe)

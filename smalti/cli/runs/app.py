@@ -107,7 +107,8 @@ def diff(
     x: Annotated[str | None, typer.Option(metavar="step|tokens|time", help="X axis of --plot; absent: step.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Print the differences between runs: config, code and machine, metrics at the same step and at the end, evals.
+    """Print the differences between runs: config, code and machine, metrics at the same step and at the end (of a
+    run that has not ended: the newest), evals.
 
     Differences within the measured noise are marked. The noise is that of batches and of questions; two seeds of one
     config may differ by more.
@@ -134,6 +135,37 @@ def diff(
         print_json(comparison.to_json())
         return
     print(comparison_text(comparison))
+    if plot is not None:
+        print(f"\ncurves: {plot}")
+
+
+@app.command(epilog="Example: smalti runs compare runs/base runs/lr-low --plot losses.svg")
+def compare(
+    runs: _Runs,
+    plot: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Plot their losses into this file (.html or .svg)."),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Print one table of runs, a row for each: its newest metrics, as in 'smalti runs ls'; 'runs diff' says why."""
+    from smalti.cli.runs import columns as run_columns
+    from smalti.cli.tables import print_json, print_table
+    from smalti.track.compare.page import write_plot
+    from smalti.track.listing import summary
+    from smalti.track.report.read import read_run
+    from smalti.track.run import resolve
+
+    folders = [resolve(run) for run in runs]
+    records = [read_run(folder) for folder in folders]  # raises for what is no run
+    summaries = [summary(folder) for folder in folders]
+    if plot is not None:
+        write_plot(records, plot, metric=None, x=None)
+    if as_json:
+        print_json([run.to_json() for run in summaries])
+        return
+    shown = run_columns.columns([name for name in run_columns.DEFAULT if name != "heartbeat"])
+    print_table([each.head for each in shown], [[each.text(run) for each in shown] for run in summaries], empty="")
     if plot is not None:
         print(f"\ncurves: {plot}")
 

@@ -145,12 +145,18 @@ def _as_agent(loaded: "Loaded[RunConfig]", arguments: list[str], *, fork: "Fork 
     from smalti.base.env import log_level
     from smalti.base.errors import ExitCode
     from smalti.cli.train import trials
+    from smalti.cli.train.done import finished, report_done
     from smalti.fleet.agent.memory import memory_bytes
     from smalti.fleet.nodes import lead
+    from smalti.track import trackers
 
     arguments = [*arguments, *trials.arguments(trial)]
     log.setup(log_level())
     config = loaded.config
+    done = None if fork or trial else finished(config)
+    if done is not None:
+        trackers.complete(done)
+        return report_done(done, config, None, trial=trial)
     ranks = config.train.parallel.ranks
     memory = memory_bytes(config)
     with lead.opened(config.train.nodes, ranks=ranks, run=config.run_folder, memory_bytes=memory) as nodes:
@@ -170,7 +176,8 @@ def _run_attempts(
     """Open the run folder, run attempts until the run is done or may not continue, and report how each ended."""
     from smalti.base import clock
     from smalti.base.errors import ExitCode
-    from smalti.cli.train import preflight, results
+    from smalti.cli.train import preflight
+    from smalti.cli.train.done import report_done
     from smalti.fleet import agent
     from smalti.fleet.agent.memory import peer_memory
     from smalti.fleet.neighbour.client import neighbour
@@ -178,16 +185,14 @@ def _run_attempts(
     from smalti.track.run import RunFolder
 
     started_s = clock.now_s()
-    why_not = preflight.not_exportable(loaded.config)
-    merged = preflight.only_merged(loaded.config)
-    _warn(why_not, merged)
+    _warn(preflight.not_exportable(loaded.config), preflight.only_merged(loaded.config))
     parallel = loaded.config.train.parallel
     tune = loaded.config.tune
     verb = ["train"] if tune is None or fork or trial else ["tune", tune.kind]  # how a user starts it
     argv = ["smalti", *verb, *arguments[1:], *(["--fork"] if fork else [])]
     folder = RunFolder.open(loaded.config, loaded.origins, argv=argv, fork=fork)
 
-    finished = _announce_start(folder, loaded.config, fork)
+    resumes_done = _announce_start(folder, loaded.config, fork)
 
     def ended(outcome: agent.Outcome) -> None:
         agent.announce(outcome)
@@ -215,10 +220,7 @@ def _run_attempts(
     finally:
         folder.close()
     if outcome.code == ExitCode.DONE:
-        seconds = None if finished else clock.now_s() - started_s
-        export = None if why_not or trial else f"smalti export {folder.path}{' --merge' if merged else ''}"
-        print(results.done_text(folder, seconds, following=export), file=sys.stderr)
-        results.show(folder, loaded.config)
+        report_done(folder, loaded.config, None if resumes_done else clock.now_s() - started_s, trial=trial)
     return int(outcome.code)
 
 
@@ -228,11 +230,11 @@ def _announce_start(folder: "RunFolder", config: "RunConfig", fork: "Fork | None
         lines = [f"{folder.path}: forked at step {fork.at_step:,}", *fork.lines()]
         print("\n  ".join(lines), file=sys.stderr)
     before = folder.saved_step()
-    finished = before is not None and before >= config.length.total_steps
+    is_done = before is not None and before >= config.length.total_steps
     where = " at step 0" if before is None else f" from step {before:,}"
-    rest = ": all steps are done; only the last checkpoint is verified" if finished else ""
+    rest = ": all steps are done; only what follows the last one is left" if is_done else ""
     print(f"{folder.path}: starting {_count(config.train.parallel.ranks)}{where}{rest}", file=sys.stderr)
-    return finished
+    return is_done
 
 
 def _warn(*texts: str | None) -> None:
@@ -256,6 +258,8 @@ def _as_rank(loaded: "Loaded[RunConfig]", *, fork: bool, trial: int | None) -> i
     """Train as one rank of the world that this process was started in."""
     from smalti.base import log
     from smalti.base.env import attempt_is_open, log_level, world
+    from smalti.base.errors import Preempted
+    from smalti.cli.main import to_log
     from smalti.cli.train.leave import log_and_exit, report_and_exit, write_stacks_on_signal
     from smalti.fleet.launch.local import LOST_PEER
     from smalti.track.progress import open_slot
@@ -298,6 +302,11 @@ def _as_rank(loaded: "Loaded[RunConfig]", *, fork: bool, trial: int | None) -> i
         if attempt_is_open():  # the agent reports the rank that died, the cause of this error
             log_and_exit(error, LOST_PEER)
         report_and_exit(error)
+    except Preempted as error:
+        if not attempt_is_open():
+            raise
+        to_log(error)  # the agent reports it, or why the next attempt follows by itself
+        return int(error.exit_code)
     except BaseException as error:
         if may_leave(error):
             raise

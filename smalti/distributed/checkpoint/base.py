@@ -1,4 +1,7 @@
-"""The base of a run that trains adapters: where its weights are, and the digest that identifies them."""
+"""The base of a run that trains adapters: where its weights are, and the digest that identifies them.
+
+torch.distributed.checkpoint, a fifth of what serving would import, is imported only where a checkpoint is read.
+"""
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -7,7 +10,6 @@ from torch import Tensor
 
 from smalti.base.errors import DataError
 from smalti.base.hashing import digest_json, sha256_file
-from smalti.distributed.checkpoint import checkpoint
 from smalti.model.huggingface import ModelFolder, open_folder
 
 
@@ -47,6 +49,8 @@ def find(init_from: str) -> str:
     """Return the Hugging Face folder or checkpoint that ``init_from`` means; of a run its newest checkpoint."""
     if is_model_folder(init_from) or (Path(init_from) / "train_state.json").is_file():
         return init_from
+    from smalti.distributed.checkpoint import checkpoint
+
     newest = checkpoint.newest(f"{init_from}/checkpoints")
     if newest is None:
         raise DataError(
@@ -57,7 +61,11 @@ def find(init_from: str) -> str:
 
 def weights(path: str) -> Mapping[str, Tensor]:
     """Return the weights of ``find``, by our names, each read on access."""
-    return FolderWeights(open_folder(path)) if is_model_folder(path) else checkpoint.StoredModel(path)
+    if is_model_folder(path):
+        return FolderWeights(open_folder(path))
+    from smalti.distributed.checkpoint import checkpoint
+
+    return checkpoint.StoredModel(path)
 
 
 class FolderWeights(Mapping[str, Tensor]):

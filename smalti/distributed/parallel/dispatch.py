@@ -78,7 +78,7 @@ class Dispatch(LocalExperts):
         self.group, self.ranks, self.local_rank = group, group.size(), group.rank()
         self.num_local_experts = experts.num_local_experts // self.ranks
 
-    @torch.compiler.disable
+    @torch._disable_dynamo
     def exchange_counts(self, expert_Nk: Tensor) -> PendingDispatch:
         """Sort the choices by expert, and exchange the number of rows for each expert between the ranks."""
         order_S, slot_Nk, end_E = slots(expert_Nk, self.num_local_experts * self.ranks)
@@ -86,7 +86,7 @@ class Dispatch(LocalExperts):
         receive_We = _all_to_all(send_We, None, None, self.group)
         return PendingDispatch(order_S, slot_Nk, end_E, receive_We, self.sizes(send_We, receive_We))
 
-    @torch.compiler.disable
+    @torch._disable_dynamo
     def forward(
         self, x_ND: Tensor, expert_Nk: Tensor, weight_Nk: Tensor, pending: PendingDispatch | None = None
     ) -> Tensor:

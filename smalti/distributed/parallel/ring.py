@@ -70,7 +70,7 @@ class _Attend:
             blockwise.tiles(queries, chunks((local_rank - turn) % ranks, ranks, tokens)) for turn in self.turns
         ]
 
-    @torch.compiler.disable  # the documents differ in every batch, which would recompile
+    @torch._disable_dynamo  # the documents differ in every batch, which would recompile
     def __call__(self, query_BHtd: Tensor, key_BKtd: Tensor, value_BKtd: Tensor) -> Tensor:
         """Return the attention output [B, t, H, d]."""
         mixed_BtHd: Tensor = _OverRing.apply(query_BHtd, key_BKtd, value_BKtd, self)

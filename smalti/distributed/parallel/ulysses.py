@@ -50,7 +50,7 @@ class _Exchanged:
     def __init__(self, group: dist.ProcessGroup, attend: Attend) -> None:
         self.group, self.attend = group, attend
 
-    @torch.compiler.disable  # the collectives separate what is compiled
+    @torch._disable_dynamo  # the collectives separate what is compiled
     def __call__(self, query_BHtd: Tensor, key_BKtd: Tensor, value_BKtd: Tensor) -> Tensor:
         """Return the attention output [B, t, H, d]."""
         query_BhTd, key_BkTd, value_BkTd = _ToHeads.apply(query_BHtd, key_BKtd, value_BKtd, self.group)

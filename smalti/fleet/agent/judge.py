@@ -64,13 +64,12 @@ def _paused(pause: Pause, outcome: Outcome, step: int) -> Outcome:
 def _stopped(by: signal.Signals, watch: Watch, folder: RunFolder, step: int) -> Outcome:
     """Return the outcome of stopped ranks: 75 or 130 if they all ended by themselves, 143 if one did not."""
     codes = {rank.code for rank in watch.ranks}
-    saved = _saved_step(folder)
+    saved, again = _saved_step(folder), _RESUME if folder.checkpoints.exists() else _START_OVER
     what = "nothing of this attempt was saved" if saved is None else f"the last checkpoint is of step {saved}"
     if codes == {0}:
         return Outcome(ExitCode.DONE, f"finished after step {step}, as {by.name} came", printed=True)
     if ExitCode.RETRY in codes and not watch.out_of_time and codes.isdisjoint(UNSAVED):
-        printed = watch.ranks[0].code == ExitCode.RETRY
-        return Outcome(ExitCode.RETRY, f"stopped by {by.name} after step {step}; {what}", hint=_RESUME, printed=printed)
+        return Outcome(ExitCode.RETRY, f"stopped by {by.name} after step {step}; {what}", hint=again)
     if codes == {ExitCode.INTERRUPTED} and saved is not None:
         return Outcome(ExitCode.INTERRUPTED, f"stopped by {by.name} after step {step}", hint=_RESUME, printed=True)
     why = (
@@ -78,7 +77,6 @@ def _stopped(by: signal.Signals, watch: Watch, folder: RunFolder, step: int) -> 
         if watch.out_of_time
         else "it came while the ranks were not training"
     )
-    again = _RESUME if folder.checkpoints.exists() else _START_OVER
     reason = f"terminated by {by.name} after step {step}: {why}; {what}"
     if not (step or folder.checkpoints.exists() or watch.out_of_time or codes & {ExitCode.RETRY, ExitCode.INTERRUPTED}):
         reason = f"stopped by {by.name} before the first step; nothing was saved"

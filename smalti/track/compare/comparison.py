@@ -90,6 +90,7 @@ def compare(runs: Sequence[RunRecord]) -> Comparison:
         for name, keys in zip(names[1:], differing_keys, strict=True)
         if keys == {"seed"}
     ]
+    notes += _unequal_lengths(names, runs)
     notes += [
         f"{name}: {worse.words()}" for name, run in zip(names, runs, strict=True) for worse in worse_in_stages(run)
     ]
@@ -207,7 +208,24 @@ def _at_end(runs: Sequence[RunRecord]) -> Table | None:
         if any(value is not None for value in values):
             rows[name] = [Difference(values[0], value) for value in values[1:]]
     steps = ", ".join(str(run.rows[-1]["step"]) if run.rows else "-" for run in runs)
-    return Table(f"at the end (steps {steps}; loss: mean of the last 5 %, speed: median)", rows) if rows else None
+    where = "at the end" if all(run.state == "done" for run in runs) else "newest values"
+    return Table(f"{where} (steps {steps}; loss: mean of the last 5 %, speed: median)", rows) if rows else None
+
+
+def _unequal_lengths(names: Sequence[str], runs: Sequence[RunRecord]) -> list[str]:
+    """Return notes of runs that have not ended, and of lengths that differ."""
+    notes = [
+        f"{name} is {run.state}: its newest values are compared, not those of its end"
+        for name, run in zip(names, runs, strict=True)
+        if run.rows and run.state != "done"
+    ]
+    steps = [int(run.rows[-1]["step"]) for run in runs if run.rows]
+    if len(set(steps)) > 1:
+        notes.append(
+            "the runs have different numbers of steps: the tables at one step or number of tokens compare different "
+            "parts of their learning rate schedules, the last table different amounts of training"
+        )
+    return notes
 
 
 def _end_of(name: str) -> Callable[[RunRecord], float | None]:

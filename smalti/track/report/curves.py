@@ -38,9 +38,8 @@ def loss_chart(run: RunRecord, *, width: int, height: int) -> str:
         series.append(Series(f"held-out: {source}", *run.series(f"{_EVAL}{source}{_LOSS}"), colour=colours[source]))
     resumed = [event for event in run.events if event.get("event") == "resumed" and isinstance(event.get("step"), int)]
     markers = [Marker(event["step"], f"resumed at step {event['step']}") for event in resumed]
-    return line_chart(
-        series, title="Loss, nats per token", x_label="step", log_y=True, markers=markers, width=width, height=height
-    )
+    title = "Loss, nats per token" + (" (dashed: resumed)" if markers else "")
+    return line_chart(series, title=title, x_label="step", log_y=True, markers=markers, width=width, height=height)
 
 
 def bits_chart(run: RunRecord) -> str | None:

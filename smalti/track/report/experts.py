@@ -74,7 +74,7 @@ def _load(run: RunRecord, layer: int) -> str | None:
         return None
     experts = [[_number(load) for load in loads] for loads in zip(*(loads for _, loads in pairs), strict=True)]
     return heatmap(
-        [step for step, _ in pairs], experts, title=f"Layer {layer}: load of each expert over the average",
+        [step for step, _ in pairs], experts, title=f"Layer {layer}: load of each expert (a row) over the average",
         row_name="expert", x_label="step", width=_WIDTH, height=max(_HEIGHT, 96 + 3 * len(experts) // 2),
     )  # fmt: skip
 

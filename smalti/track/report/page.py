@@ -47,7 +47,7 @@ def page(run: RunRecord, parameters: tuple[int, int] | None) -> str:
 
 
 def _header(run: RunRecord, parameters: tuple[int, int] | None) -> str:
-    kind = {"done": "good", "failed": "bad"}.get(run.state, "")
+    kind = {"done": "good", "failed": "bad", "killed": "bad"}.get(run.state, "")
     facts = "".join(
         f"<div><dt>{escape(name)}</dt><dd>{escape(value)}{f' <small>{escape(more)}</small>' if more else ''}</dd></div>"
         for name, value, more in _facts(run, parameters)

@@ -13,6 +13,7 @@ import yaml
 from smalti.base.errors import DataError
 from smalti.base.units import format_quantity
 from smalti.track.line_file import read_lines
+from smalti.track.owner import with_owner
 from smalti.track.run import no_run
 
 _SAMPLES_A_TASK = 3
@@ -75,7 +76,7 @@ class RunRecord:
 
     @property
     def state(self) -> str:
-        """State of ``status.json``; without it ``done``, ``unfinished`` or ``unknown``, from the events."""
+        """State of ``status.json`` or ``killed``; without it ``done``, ``unfinished`` or ``unknown``, by the events."""
         if state := self.status.get("state"):
             return str(state)
         kinds = [event.get("event") for event in self.events]
@@ -131,7 +132,7 @@ def read_run(folder: str | Path) -> RunRecord:
         config_text=config_text,
         config=config,
         provenance=_json(root / "provenance.json"),
-        status=_json(root / "status.json"),
+        status=with_owner(root, _json(root / "status.json")),
         rows=rows,
         events=tuple(read_lines(root / "events.jsonl")),
         evals=_evals(root / "evals"),

@@ -140,6 +140,14 @@ def test_what_is_refused(work: Path, monkeypatch: pytest.MonkeyPatch, arguments:
     assert answer(work, "ls") == []
 
 
+def test_no_secret_of_the_environment_is_written(work: Path, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("HF_TOKEN", "AWS_SECRET_ACCESS_KEY", "MY_SECRET"):
+        monkeypatch.setenv(name, CANARY)
+    answer(work, "launch", "r.yaml")
+    assert CANARY not in json.dumps(answer(work, "show", "t-1"))
+    assert not [file for file in home.rglob("*") if file.is_file() and CANARY.encode() in file.read_bytes()]
+
+
 def _smalti(work: Path, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
     """Run ``smalti fleet`` on a machine of one core, so that two runs do not fit."""
     return subprocess.run(
@@ -149,9 +157,13 @@ def _smalti(work: Path, *arguments: str, **variables: str) -> subprocess.Complet
     )  # fmt: skip
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_run_preempts_another_which_continues_with_the_same_losses(tmp_path: Path, home: Path) -> None:
-    """The real thing: a controller in the background, two trainings, a preemption. No secret is written anywhere."""
+    """The real thing: a controller in the background, two trainings, a preemption. No secret is written anywhere.
+
+    Each of these alone is in the other classes: the preemption of a fake command (test_fleet_controller.py), a stop by
+    SIGTERM and the run that continues (test_killed_runs.py), what is launched in a shell with secrets (above).
+    """
     train_process.write_recipe(tmp_path, train_process.one_rank("200step").replace("threads: 1, ", ""))
     secrets = {"HF_TOKEN": CANARY, "AWS_SECRET_ACCESS_KEY": CANARY, "MY_SECRET": CANARY}
     low = _smalti(

@@ -132,6 +132,19 @@ def test_diff_prints_what_differs_and_draws_it(tmp_path: Path, capsys: pytest.Ca
     assert json.loads(capsys.readouterr().out)["against"] == "base"
 
 
+def test_compare_is_one_table_and_one_plot(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    plot = tmp_path / "losses.svg"
+    assert smalti(["runs", "compare", "base", "lr-low", "--plot", str(plot)]) == 0
+    head, base, low, *_ = capsys.readouterr().out.splitlines()
+    assert head.split()[:3] == ["run", "state", "step"]
+    assert base.split()[:3] == ["base", "done", "100/200"]
+    assert low.split()[:2] == ["lr-low", "running,"]
+    assert plot.read_text().startswith("<svg")
+    assert smalti(["runs", "compare", "base", "lr-low", "--json"]) == 0
+    assert [run["name"] for run in json.loads(capsys.readouterr().out)] == ["base", "lr-low"]
+    assert smalti(["runs", "compare", "base", "bsae"]) == 2
+
+
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [

@@ -124,7 +124,7 @@ def test_twenty_runs_and_a_controller_that_is_killed_at_random_instants(
     record: Callable[[str, dict[str, Any]], None],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    kills, killed, queues = proof(short=10, full=200), 0, 0
+    kills, killed, queues = proof(short=5, full=200), 0, 0
     while killed < kills:
         monkeypatch.setenv("SMALTI_HOME", str(tmp_path / f"home-{queues}"))
         work = tmp_path / f"work-{queues}"

@@ -73,7 +73,7 @@ class Documents:
             of_rows = [strip.packed(slice(row, row + 1), of_row) for row, of_row in enumerate(ends)]
             self._together = Spans([span for spans in of_rows for span in spans], scores, keep=keep)
 
-    @torch.compiler.disable  # each batch has other documents and would be recompiled
+    @torch._disable_dynamo  # each batch has other documents and would be recompiled
     def __call__(self, query_BHTd: Tensor, key_BKTd: Tensor, value_BKTd: Tensor) -> Tensor:
         """Return [B, T, H, d]."""
         if self._together is not None:
