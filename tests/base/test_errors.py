@@ -9,6 +9,7 @@ from smalti.base.errors import (
     ExitCode,
     InjectedError,
     Interrupted,
+    Preempted,
     RetryableError,
     SmaltiError,
     UserError,
@@ -17,7 +18,8 @@ from smalti.base.errors import (
 )
 
 CODES = {
-    SmaltiError: 1, UserError: 2, DataError: 2, CheckFailed: 3, RetryableError: 75, Interrupted: 130, InjectedError: 1
+    SmaltiError: 1, UserError: 2, DataError: 2, CheckFailed: 3, RetryableError: 75, Preempted: 75, Interrupted: 130,
+    InjectedError: 1,
 }  # fmt: skip
 
 
