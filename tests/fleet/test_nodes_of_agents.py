@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_fleet_agent import is_alive, pids, script, wait_for
+from test_fleet_agent import is_alive, pids, script
+from test_fleet_agent import wait_for as wait_for_files
 from test_restarts import HEAD as AGAIN
 
 from smalti.base.errors import UserError
@@ -22,6 +23,8 @@ from smalti.fleet import agent
 from smalti.fleet.neighbour import stream
 from smalti.fleet.nodes import joined, lead
 from smalti.track.run import RunFolder
+
+pytestmark = pytest.mark.slow  # processes
 
 KEY = "a key"
 HEAD = (
@@ -43,6 +46,10 @@ def _key(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SMALTI_PEER_KEY", KEY)
 
 
+def wait_for(*paths: Path) -> None:
+    wait_for_files(*paths, seconds=200)
+
+
 class Cluster:
     """The lead in this process, and ``smalti fleet join`` as other nodes, all on this machine."""
 
@@ -62,10 +69,10 @@ class Cluster:
 
     def output(self, name: str) -> str:
         """What a node has printed at its end."""
-        return self.joined[name].communicate(timeout=20)[0]
+        return self.joined[name].communicate(timeout=200)[0]
 
     def run(
-        self, body: str, *, ranks: int = 4, count: int = 2, lease: str = "3s", wait: str = "20s", **restart: Any
+        self, body: str, *, ranks: int = 4, count: int = 2, lease: str = "20s", rejoin_s: float = 200.0, **restart: Any
     ) -> tuple[agent.Outcome, list[agent.Outcome], RunFolder]:
         """Run attempts until the run ends: the outcome, that of each attempt, and the run folder."""
         command = [sys.executable, script(self.root, body, HEAD), str(self.root)]
@@ -76,10 +83,11 @@ class Cluster:
             folder.log_folder().mkdir(parents=True)
             return folder
 
-        config = NodesConfig(count=count, listen=self.address, lease=lease, wait=wait)
+        config = NodesConfig(count=count, listen=self.address, lease=lease, wait="200s")
         with lead.opened(config, ranks=ranks, run="toy") as nodes:
             assert nodes is not None
             assert nodes.wait(ranks) == ranks
+            nodes._wait_s = rejoin_s
             outcome = agent.run(
                 command, ranks=ranks, folder=opened(0), threads=1, grace_s=0.5, at_end=outcomes.append,
                 again=lambda _: (command, opened(len(outcomes))), restart=RestartConfig(**restart),
@@ -139,7 +147,7 @@ def test_a_rank_that_dies_on_another_node_is_named_with_it(cluster: Cluster) -> 
         print("before the end", flush=True)
         time.sleep(0.3)
         os.kill(os.getpid(), signal.SIGKILL)
-    time.sleep(60 if not attempt else 0)
+    time.sleep(600 if not attempt else 0)
     """
     outcome, outcomes, folder = cluster.run(body)
     assert (outcome.code, len(outcomes)) == (0, 2)
@@ -154,7 +162,7 @@ def test_a_spare_takes_the_place_of_a_node_that_is_lost(cluster: Cluster) -> Non
         cluster.join(name)
     body = """
     put(f"parent-{attempt}", str(os.getppid()))
-    time.sleep(60 if not attempt else 0)
+    time.sleep(600 if not attempt else 0)
     """
 
     def kill() -> None:
@@ -168,7 +176,7 @@ def test_a_spare_takes_the_place_of_a_node_that_is_lost(cluster: Cluster) -> Non
     first, second = (event["nodes"][1] for event in events(folder, "attempt_started"))
     assert {first, second} == {"n2", "n3"}
     assert (lost["node"], lost["ranks"]) == (first, [2, 3])
-    assert lost["detected_s"] < 3, "its connection was closed"
+    assert lost["detected_s"] < 20, "its connection was closed"
     assert (outcomes[0].cause, outcomes[0].rank) == ("node", None)
     assert outcomes[0].reason.startswith(f"node {first} was lost after step 0: its agent ended")
     assert not any(is_alive(pid) for pid in pids(cluster.root, 4))
@@ -181,7 +189,7 @@ def test_without_a_spare_it_goes_on_with_fewer_ranks_and_grows_when_the_node_is_
         os._exit(75)
     signal.signal(signal.SIGTERM, leave)
     put(f"world-{attempt}", str(world))
-    time.sleep(60 if attempt < 2 else 0)
+    time.sleep(600 if attempt < 2 else 0)
     """
 
     def kill_and_come_back() -> None:
@@ -192,7 +200,7 @@ def test_without_a_spare_it_goes_on_with_fewer_ranks_and_grows_when_the_node_is_
         cluster.join("n2")
 
     later(kill_and_come_back)
-    outcome, outcomes, folder = cluster.run(body, lease="1s", min_ranks=1, grow_after="1s")
+    outcome, outcomes, folder = cluster.run(body, lease="5s", min_ranks=1, grow_after="1s")
     assert (outcome.code, [each.cause for each in outcomes]) == (0, ["node", "grow", None])
     started = events(folder, "attempt_started")
     assert [(event["ranks"], event["ranks_wanted"], len(event["nodes"])) for event in started] == [
@@ -205,7 +213,7 @@ def test_without_a_spare_and_min_ranks_it_waits_for_a_node_and_then_ends_with_75
 ) -> None:
     cluster.join("n2")
     later(lambda: (wait_for(*(cluster.root / f"pid-{rank}" for rank in range(4))), cluster.joined["n2"].kill()))
-    outcome, outcomes, _ = cluster.run("time.sleep(60)", wait="2s")
+    outcome, outcomes, _ = cluster.run("time.sleep(600)", rejoin_s=2.0)
     assert (outcome.code, len(outcomes)) == (75, 1)
 
 
@@ -214,21 +222,21 @@ def test_a_node_that_is_silent_is_lost_after_the_lease_and_joins_again(cluster: 
     node = cluster.join("n2")
     body = """
     put(f"begun-{attempt}", str(os.getpid()))
-    time.sleep(60 if not attempt else 0)
+    time.sleep(600 if not attempt else 0)
     """
 
     def silence() -> None:
         wait_for(cluster.root / "begun-0-3", cluster.root / "begun-0-0")
         node.send_signal(signal.SIGSTOP)
-        time.sleep(5)
+        time.sleep(9)
         node.send_signal(signal.SIGCONT)
 
     later(silence)
-    outcome, outcomes, folder = cluster.run(body)
+    outcome, outcomes, folder = cluster.run(body, lease="5s")
     assert (outcome.code, len(outcomes)) == (0, 2)
     (lost,) = events(folder, "node_lost")
-    assert (lost["node"], lost["why"]) == ("n2", "it was not heard from for 3.0s")
-    assert 2.5 < lost["detected_s"] < 5
+    assert (lost["node"], lost["why"]) == ("n2", "it was not heard from for 5.0s")
+    assert 4.5 < lost["detected_s"] < 9
     assert not is_alive(int((cluster.root / "begun-0-3").read_text())), "killed before the next attempt began"
 
 
@@ -254,7 +262,7 @@ def test_a_node_that_is_to_be_stopped_leaves_after_a_save(cluster: Cluster) -> N
         os._exit(75)
     signal.signal(signal.SIGTERM, leave)
     put(f"parent-{attempt}", str(os.getppid()))
-    time.sleep(60 if not attempt else 0)
+    time.sleep(600 if not attempt else 0)
     """
     left = []
 
@@ -277,7 +285,7 @@ def test_a_node_that_is_to_be_stopped_leaves_after_a_save(cluster: Cluster) -> N
 def test_a_wrong_key_another_version_a_second_node_of_a_name_and_no_run_folder(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    config = NodesConfig(count=2, listen=cluster.address)
+    config = NodesConfig(count=2, listen=cluster.address, lease="30s", wait="200s")
     host, port = cluster.address.split(":")
     with lead.opened(config, ranks=2, run="toy") as nodes:
         assert nodes is not None
@@ -298,15 +306,15 @@ def test_a_wrong_key_another_version_a_second_node_of_a_name_and_no_run_folder(
         monkeypatch.setattr(joined, "LOST", ())
         with stream.connect(host, int(port), KEY.encode()) as connection:
             stream.send_message(connection, {"join": "n2", "smalti": joined.__version__})
-            assert stream.receive_message(connection) == {"run": "toy", "lease_s": 10.0}
+            assert stream.receive_message(connection) == {"run": "toy", "lease_s": 30.0, "memory_bytes": 0}
             assert nodes.wait(2) == 2
             folder = RunFolder.join(tmp_path, 0)
             assert nodes.place(2) == [nodes.name, "n2"]
-            ranks = nodes.start(["sleep", "5"], folder, ranks=2, threads=1, memory=None)
+            ranks = nodes.start(["sleep", "500"], folder, ranks=2, threads=1, memory=None)
             report = {"start": 1, "codes": [0], "pids": [7], "stopped": [False], "slots": ""}
             stream.send_message(connection, {**report, "start": 0, "codes": [3]})  # of an earlier attempt
             stream.send_message(connection, report)
-            deadline_s = time.monotonic() + 10
+            deadline_s = time.monotonic() + 100
             while ranks[1].code is None:
                 assert time.monotonic() < deadline_s
             assert (ranks[1].code, ranks[1].pid) == (0, 7)
