@@ -65,13 +65,15 @@ def _parts(memory: "Memory") -> list[str]:
 def _sums(config: "RunConfig", memory: "Memory", device: "Hardware | None") -> list[str]:
     from smalti.base.units import format_bytes, format_frac
     from smalti.cli.tables import pairs
+    from smalti.cost.memory.per_rank import peer_copies
 
     phases = ", ".join(f"{phase} {format_bytes(size)}" for phase, size in memory.phases.items())
     lines = [("tensors", f"{format_bytes(memory.tensors_bytes)}, in phase {memory.peak.phase}"), ("phases", phases)]
     where = "" if memory.is_staged_on_device else ", in the host's memory"
     lines.append(("checkpoint", f"{format_bytes(memory.staging_bytes)}, the copy that is written{where}"))
     if memory.peer_copies_bytes:
-        lines.append(("peer copies", f"{format_bytes(memory.peer_copies_bytes)}, two copies in shared memory"))
+        copies = f"{peer_copies(config)} copies of its part in shared memory"
+        lines.append(("peer copies", f"{format_bytes(memory.peer_copies_bytes)}, {copies}"))
     if memory.reserved_bytes:
         lines += [
             ("driver, NCCL", f"{format_bytes(memory.reserved_bytes)} (assumed)"),
