@@ -78,7 +78,7 @@ def _listen(made: Nodes, node: str) -> str:
 
 
 def _wait(condition: Callable[[], bool]) -> None:
-    deadline_s = time.monotonic() + 240
+    deadline_s = time.monotonic() + 600
     while not condition():
         assert time.monotonic() < deadline_s, "waited in vain"
         time.sleep(0.01)
@@ -97,7 +97,7 @@ def require_equal_to_an_undisturbed_run(run: Run, root: Path) -> None:
     """Raise unless the weights and moments equal, to the bit, those of a run of two ranks on one machine."""
     undisturbed = _config(root / "one", run.steps)
     (root / "one/recipe.yaml").write_text(dump(undisturbed))
-    code, output = start("train", str(root / "one/recipe.yaml")).finish(300)
+    code, output = start("train", str(root / "one/recipe.yaml")).finish(600)
     assert code == 0, output
     assert _shards(run.config, run.steps) == _shards(undisturbed, run.steps)
 
@@ -110,7 +110,7 @@ def test_a_spare_takes_over_from_a_killed_node_to_the_bit(three: Nodes, tmp_path
     run.join("n3")
     run.wait_for_step(8)
     three.kill("n2")
-    code, output = lead.finish(300)
+    code, output = lead.finish(600)
     assert code == 0, output
     assert run.placed() == ["n2", "n3"]
     (lost,) = run.events("node_lost")
@@ -130,7 +130,7 @@ def test_a_line_that_is_cut_for_five_seconds_does_not_end_the_attempt(three: Nod
     time.sleep(5)
     assert run.folder.metrics()[-1]["step"] < STEPS, "the ranks wait for each other"
     three.restore("n2")
-    code, output = lead.finish(300)
+    code, output = lead.finish(600)
     assert code == 0, output
     assert run.placed() == ["n2"]
     require_equal_to_an_undisturbed_run(run, tmp_path)
@@ -146,7 +146,7 @@ def test_a_line_that_is_cut_for_good_is_named_and_the_run_goes_on_elsewhere(thre
     run.wait_for_step(6)
     ranks = second.ranks()
     three.cut("n2")
-    code, output = lead.finish(300)
+    code, output = lead.finish(600)
     assert code == 0, output
     assert run.placed() == ["n2", "n3"]
     (lost,) = run.events("node_lost")
@@ -164,7 +164,7 @@ def test_a_lost_node_without_a_spare_leaves_fewer_ranks(three: Nodes, tmp_path: 
     run.join("n2")
     run.wait_for_step(6)
     three.kill("n2")
-    code, output = lead.finish(300)
+    code, output = lead.finish(600)
     assert code == 0, output
     assert "continuing on 1 of 2 ranks" in output
     started = [(event["ranks"], len(event["nodes"])) for event in run.events("attempt_started")]
@@ -186,7 +186,7 @@ def test_a_killed_lead_ends_the_ranks_of_other_nodes_and_the_command_continues_e
     _wait(lambda: not any(map(psutil.pid_exists, ranks)))
     assert time.monotonic() - killed_s < 10, "within the lease"
     assert not second.ranks()
-    code, output = run.lead("n3", f"train.nodes.listen={_listen(three, 'n3')}").finish(300)
+    code, output = run.lead("n3", f"train.nodes.listen={_listen(three, 'n3')}").finish(600)
     assert code == 0, output
     assert [event["attempt"] for event in run.events("attempt_started")] == [0, 1]
     assert run.placed() == ["n2", "n2"]
@@ -199,7 +199,7 @@ def test_a_spare_continues_from_memory_after_a_node_was_lost_with_its_own_to_the
     three: Nodes, tmp_path: Path
 ) -> None:
     """No checkpoint is on the disk: half of the state was on the node that is killed, with all of its memory."""
-    run = Run(three, tmp_path, checkpoint={"every": "1run", "peer_copies": "3step"})
+    run = Run(three, tmp_path, steps=150, checkpoint={"every": "1run", "peer_copies": "3step"})
     before = _folders()
     second = run.join("n2")
     lead = run.lead()
@@ -207,19 +207,19 @@ def test_a_spare_continues_from_memory_after_a_node_was_lost_with_its_own_to_the
     _wait(lambda: len(_folders() - before) == 2)
     run.join("n3")
     held = [folder / "held" for folder in _folders() - before]
-    _wait(lambda: all(any(step_of(name) >= 9 for name in complete(folder)) for folder in held))
+    _wait(lambda: all(any(step_of(name) >= 3 for name in complete(folder)) for folder in held))
     (of_lead,) = [folder for folder in _folders() - before if _is_open_in(lead.pid, folder)]
     three.kill("n2")
     for folder in held:
         if folder.parent != of_lead:
             shutil.rmtree(folder.parent)
-    code, output = lead.finish(300)
+    code, output = lead.finish(600)
     assert code == 0, output
     assert run.placed() == ["n2", "n3"]
     (resumed,) = run.events("resumed")
     assert resumed["source"] == "peer memory"
-    assert resumed["step"] >= 6
-    assert [event["step"] for event in run.events("checkpoint_saved")] == [STEPS]
+    assert resumed["step"] >= 3
+    assert [event["step"] for event in run.events("checkpoint_saved")] == [run.steps]
     require_equal_to_an_undisturbed_run(run, tmp_path)
 
 

@@ -362,7 +362,7 @@ class Nodes:
                 node.send({"do": "beat"})
 
     def _replicate(self, replication: Replication) -> None:
-        while not self._ended.wait(BEAT_S):
+        while not self._ended.wait(_POLL_S):
             replication.look()
 
 

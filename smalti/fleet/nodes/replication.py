@@ -67,7 +67,7 @@ class Replication:
             self._members, self._holding = [self._own, *members], None
 
     def look(self) -> None:
-        """Begin to replicate the newest copy where none is under way; called about once a second."""
+        """Begin to replicate the newest copy where none is under way; called again and again."""
         with self._change:
             reports = [member.report() for member in self._members]
             if not reports or not all(reports):
