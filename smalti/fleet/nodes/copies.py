@@ -9,6 +9,7 @@ import queue
 import re
 import shutil
 import socket
+import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
@@ -126,23 +127,25 @@ class Copies:
 
     def _fetch(self, copy: str, files: Mapping[str, str], to: Path, entries: Sequence[manifest.Entry]) -> None:
         """Fetch files of a copy from other nodes. entries: of those whose digests are compared first."""
-        temporary = to.with_name(f".{to.name}.fetching")
         for place in set(files.values()):
             wanted = [name for name in files if files[name] == place]
-            shutil.rmtree(temporary, ignore_errors=True)
-            temporary.mkdir()
-            host, _, port = place.rpartition(":")
-            with stream.connect(host, int(port), self._key, silence_s=_SILENCE_S) as connection:
-                stream.send_message(connection, {"copy": copy, "files": wanted})
-                offer = stream.receive_message(connection)
-                stream.receive_files(connection, temporary, [(str(name), int(size)) for name, size in offer["files"]])
-            reason = manifest.first_mismatch(temporary, [entry for entry in entries if entry["name"] in wanted])
-            if reason is not None:
-                raise DataError(f"{place} sent a damaged copy: {reason}")
-            for name in wanted:
-                (to / name).parent.mkdir(exist_ok=True)
-                os.replace(temporary / name, to / name)
-        shutil.rmtree(temporary, ignore_errors=True)
+            with tempfile.TemporaryDirectory(dir=to.parent) as temporary:
+                self._fetch_from(place, copy, wanted, Path(temporary), entries)
+                for name in wanted:
+                    (to / name).parent.mkdir(exist_ok=True)
+                    os.replace(Path(temporary) / name, to / name)
+
+    def _fetch_from(
+        self, place: str, copy: str, wanted: Sequence[str], to: Path, entries: Sequence[manifest.Entry]
+    ) -> None:
+        host, _, port = place.rpartition(":")
+        with stream.connect(host, int(port), self._key, silence_s=_SILENCE_S) as connection:
+            stream.send_message(connection, {"copy": copy, "files": wanted})
+            offer = stream.receive_message(connection)
+            stream.receive_files(connection, to, [(str(name), int(size)) for name, size in offer["files"]])
+        reason = manifest.first_mismatch(to, [entry for entry in entries if entry["name"] in wanted])
+        if reason is not None:
+            raise DataError(f"{place} sent a damaged copy: {reason}")
 
     def _serve(self) -> None:
         while True:
