@@ -94,15 +94,19 @@ class Nodes:
         *,
         env: Mapping[str, str] | None = None,
         output: IO[str] | int = subprocess.PIPE,
+        errors_apart: bool = False,
         **options: Any,
     ) -> "subprocess.Popen[str]":
-        """Start ``command`` on a node, in a session of its own, with its output as text."""
+        """Start ``command`` on a node, in a session of its own, with its output as text.
+
+        errors_apart: its stderr is a second pipe.
+        """
         inside = ["unshare", "--uts", "sh", "-c", 'hostname "$0" && exec "$@"', name, *command]
         process = subprocess.Popen(
             ["ip", "netns", "exec", self._prefix + name, *inside],
             env=environment(env or {}),
             stdout=output,
-            stderr=subprocess.STDOUT,
+            stderr=subprocess.PIPE if errors_apart else subprocess.STDOUT,
             text=True,
             start_new_session=True,
             **options,
@@ -123,6 +127,19 @@ class Nodes:
     def cut(self, name: str) -> None:
         """Pull the cable of a node out of the switch."""
         _must("-n", self._prefix + "switch", "link", "set", name, "down")
+
+    @contextmanager
+    def slowed(self, name: str, rate: str) -> Iterator[None]:
+        """Limit what a node sends and receives to ``rate`` (of tc), until the end."""
+        sides = [(self._prefix + "switch", name), (self._prefix + name, "eth0")]
+        for space, device in sides:
+            shape = ["dev", device, "root", "tbf", "rate", rate, "burst", "256kb", "latency", "50ms"]
+            _must("netns", "exec", space, "tc", "qdisc", "add", *shape)
+        try:
+            yield
+        finally:
+            for space, device in sides:
+                _must("netns", "exec", space, "tc", "qdisc", "del", "dev", device, "root")
 
     def restore(self, name: str) -> None:
         """Plug it back in."""

@@ -21,7 +21,7 @@ def run(folder: Path, *, save: Path | None, against: Path | None, timeout_s: flo
     """Check, write ``save`` on the first node, and return ``reports`` and ``findings`` as JSON values."""
     good = read_report(against) if against is not None else None
     here = world()
-    reports = check(folder, here, timeout_s=timeout_s, report=report)
+    reports = check(folder, here, good=good, timeout_s=timeout_s, report=report)
     if save is not None and here.is_first and reports[here.rank] is not None:
         store.write_json(save, reports[here.rank])
     return {"node": here.rank, "reports": reports, "findings": [asdict(finding) for finding in judge(reports, good)]}

@@ -52,7 +52,8 @@ def judge(reports: Sequence[Json | None], good: Json | None = None) -> list[Find
             for row in report.get("products", ())
             if row["wrong"]
         ]  # fmt: skip
-    return findings + _different(present, good) + _slow(present, good) + _links(reports) + _clocks(reports)
+    slow = _slow(present, good)
+    return findings + _different(present, good) + slow + _links(reports, slow) + _clocks(reports)
 
 
 def _with_names(reports: Sequence[Json | None]) -> list[Json | None]:
@@ -123,8 +124,13 @@ def _medians(speeds: Sequence[dict[tuple[str, str], float]]) -> dict[tuple[str, 
     return {name: statistics.median(values) for name, values in by_name.items() if len(values) >= 3}
 
 
-def _links(reports: Sequence[Json | None]) -> list[Finding]:
-    """Name nodes most of whose links are slow or broken, and the single links between other nodes."""
+def _links(reports: Sequence[Json | None], slow: Sequence[Finding]) -> list[Finding]:
+    """Name nodes most of whose links are slow or broken, and the single links between other nodes.
+
+    A node that is slow itself is named for its links, not the partners.
+    """
+    named = {node for finding in slow for node in finding.nodes}
+    suspects = [rank for rank, report in enumerate(reports) if report is not None and report["node"] in named]
     speeds: dict[tuple[int, int], float] = {}
     for rank, report in enumerate(reports):
         for link in report.get("links", ()) if report else ():
@@ -139,9 +145,11 @@ def _links(reports: Sequence[Json | None]) -> list[Finding]:
         worst, count = Counter(rank for pair in bad for rank in pair).most_common(1)[0]
         of_node = {pair: speed for pair, speed in bad.items() if worst in pair}
         all_of = sum(worst in pair for pair in speeds)
-        ranks = (worst,) if count > 1 and count > all_of / 2 else next(iter(of_node))
-        if len(ranks) == 2:
-            of_node = {ranks: bad[ranks]}
+        ranks: tuple[int, ...] = (worst,)
+        if count == 1 or count <= all_of / 2:
+            pair = next(iter(of_node))
+            of_node = {pair: bad[pair]}
+            ranks = next(((rank,) for rank in pair if rank in suspects), pair)
         kind = "link" if all(speed == 0.0 for speed in of_node.values()) else "slow_link"
         names = tuple(str((reports[rank] or {})["node"]) for rank in ranks)
         speed = statistics.median(of_node.values())
@@ -150,7 +158,7 @@ def _links(reports: Sequence[Json | None]) -> list[Finding]:
             if kind == "link"
             else f"{format_bytes(speed)}/s; the median: {format_bytes(median)}/s"
         )
-        others = f"with {count} of {all_of} partners" if len(ranks) == 1 else "between the two"
+        others = f"with {len(of_node)} of {all_of} partners" if len(ranks) == 1 else "between the two"
         findings.append(Finding(kind, names, f"all-reduce {others}: {message}"))
         bad = {pair: speed for pair, speed in bad.items() if pair not in of_node}
     return findings

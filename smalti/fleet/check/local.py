@@ -41,12 +41,18 @@ def report_of_node(folder: Path, *, timeout_s: float) -> Json:
             message = f"GPU {number} has {gpu['ecc_errors']} uncorrected ECC errors since the driver was loaded"
             report["problems"].append({"kind": "gpu_memory", "message": message})
     try:
-        report |= run_probe("disk", [str(folder), str(DISK_BYTES)], {}, timeout_s)
+        report |= measure_disk(folder, timeout_s)
     except SmaltiError as error:
         report["problems"].append({"kind": "disk", "message": error.message})
-    if problem := report.pop("problem", None):
-        report["problems"].append({"kind": "disk", "message": problem})
     return report
+
+
+def measure_disk(folder: Path, timeout_s: float) -> Json:
+    """Return ``disk_bytes_per_s`` of a folder. SmaltiError where it cannot be written, or does not answer."""
+    answer = run_probe("disk", [str(folder), str(DISK_BYTES)], {}, timeout_s)
+    if "problem" in answer:
+        raise SmaltiError(answer["problem"])
+    return answer
 
 
 def facts(gpus: Sequence[Json] = ()) -> dict[str, str]:
@@ -99,8 +105,11 @@ def _limits() -> dict[str, str]:
 
 def _packages() -> dict[str, str]:
     """Return the version of each installed distribution."""
-    installed = ((package.metadata["Name"], package.version) for package in metadata.distributions())
-    return {f"package {name.lower()}": version for name, version in sorted(installed, key=str) if name}
+    versions: dict[str, str] = {}
+    for package in metadata.distributions():
+        if name := package.metadata["Name"]:
+            versions.setdefault(f"package {name.lower()}", package.version)  # the first in the search path is imported
+    return dict(sorted(versions.items()))
 
 
 def _read(path: Path) -> str | None:

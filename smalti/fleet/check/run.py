@@ -14,19 +14,24 @@ from smalti.fleet.measure import run_probe
 Json = dict[str, Any]
 
 _ALL_PAIRS = 16
-"""Up to so many nodes every pair is measured; of more, each node with ``_ROUNDS`` others."""
-_ROUNDS = 4
+"""Up to so many nodes every pair is measured; of more, each node with ``_PARTNERS`` others."""
+_PARTNERS = 4
 _START_S = 60.0
 """Beyond the waits for others: importing PyTorch, measuring."""
 
 
 def check(
-    folder: Path, world: World, *, timeout_s: float, report: Callable[[str], None] = lambda line: None
+    folder: Path,
+    world: World,
+    *,
+    good: Json | None = None,
+    timeout_s: float,
+    report: Callable[[str], None] = lambda line: None,
 ) -> list[Json | None]:
     """Return the reports of all nodes, None for one that did not answer. All nodes must call it, one process each.
 
-    ``timeout_s`` is how long a node waits for another; a probe that hangs longer is killed and is a problem
-    of its report.
+    ``good``: the saved report of a good node. ``timeout_s`` is how long a node waits for another; a probe that hangs
+    longer is killed and is a problem of its report.
     """
     if world.local_world_size > 1:
         raise UserError(
@@ -37,14 +42,19 @@ def check(
     report("facts and disk")
     report_here = report_of_node(folder, timeout_s=timeout_s)
     nodes = world.world_size
-    rounds = nodes - (nodes % 2 == 0) if nodes <= _ALL_PAIRS else _ROUNDS
-    # each waits at most for: rank 0, its turn, all to be ready, its partners, all reports
-    limit_s = _START_S + timeout_s * (1 if nodes == 1 else 6 + rounds / 2)
-    with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
-        json.dump(report_here, file)
-        file.flush()
-        arguments = [file.name, "--rank", str(world.rank), "--nodes", str(nodes), "--rounds", str(rounds)]
-        arguments += ["--master", f"{world.master_addr}:{world.master_port}", "--timeout", str(timeout_s)]
+    partners = nodes - (nodes % 2 == 0) if nodes <= _ALL_PAIRS else _PARTNERS
+    # the rounds that begin within 3 timeouts, and two in which each waits for: its turn, all to be ready, its
+    # partners, all reports
+    limit_s = _START_S + timeout_s * (4 if nodes == 1 else 4 + 2 * (5 + partners / 2))
+    with tempfile.TemporaryDirectory(prefix="smalti-") as place:
+        file, saved = Path(place) / "report.json", Path(place) / "good.json"
+        file.write_text(json.dumps(report_here), encoding="utf-8")
+        arguments = [str(file), "--folder", str(folder), "--rank", str(world.rank), "--nodes", str(nodes)]
+        arguments += ["--partners", str(partners), "--master", f"{world.master_addr}:{world.master_port}"]
+        arguments += ["--timeout", str(timeout_s)]
+        if good is not None:
+            saved.write_text(json.dumps(good), encoding="utf-8")
+            arguments += ["--good", str(saved)]
         try:
             return list(run_probe("node", arguments, {}, limit_s, report)["reports"])
         except SmaltiError as error:

@@ -20,10 +20,10 @@ _ENOUGH_S = 0.1
 _REPEATS, _PINGS = 5, 9
 
 
-def partners(rank: int, nodes: int, rounds: int) -> Iterator[int]:
-    """Yield the partner of ``rank`` in each of the first ``rounds`` rounds of the circle method, itself left out."""
+def partners(rank: int, nodes: int, count: int) -> Iterator[int]:
+    """Yield the partner of ``rank`` in each of the first ``count`` rounds of the circle method, itself left out."""
     circle = nodes - 1 if nodes % 2 == 0 else nodes  # of an odd number one node pauses in each round
-    for number in range(min(rounds, circle)):
+    for number in range(min(count, circle)):
         if rank == circle:
             partner = next(node for node in range(circle) if (2 * node - number) % circle == 0)
         else:

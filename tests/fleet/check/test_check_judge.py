@@ -100,6 +100,16 @@ def test_a_single_slow_link_names_both_of_its_ends():
     assert [(found.kind, found.nodes) for found in judge(of_all)] == [("slow_link", ("n2", "n5"))]
 
 
+def test_a_slow_link_of_a_node_that_is_slow_itself_is_not_blamed_on_its_partner():
+    of_all = reports(6)
+    plant(of_all, "slow_products", 5)
+    slow_link(of_all, 2, 5)
+    assert {(found.kind, found.nodes) for found in judge(of_all)} == {
+        ("slow_products", ("n5",)),
+        ("slow_link", ("n5",)),
+    }
+
+
 def test_a_node_that_did_not_answer_is_missing_and_not_blamed_for_its_links():
     of_all = reports(4)
     for other in (0, 1, 3):

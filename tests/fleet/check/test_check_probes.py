@@ -20,7 +20,7 @@ from smalti.fleet.check import run
 from smalti.fleet.check.local import facts
 from smalti.fleet.measure import run_probe
 from smalti.fleet.probes.links import partners
-from smalti.fleet.probes.products import product, wrong_rows
+from smalti.fleet.probes.products import Operands, operands, product
 
 
 @given(nodes=st.integers(2, 33))
@@ -40,13 +40,13 @@ def test_both_sides_of_a_pair_meet_in_the_same_round():
 
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
 def test_a_product_is_right_and_one_changed_value_is_not(dtype):
-    assert product(torch.device("cpu"), dtype, 256)["wrong"] == 0
+    assert product(torch.device("cpu"), dtype, operands(256))["wrong"] == 0
     random = np.random.default_rng(3)
     left, right = (random.integers(-1, 2, (40, 40)).astype(np.float32) for _ in range(2))
-    result = torch.from_numpy(left @ right)
-    assert wrong_rows(left, right, result) == 0
+    of, result = Operands.of(left, right), torch.from_numpy(left @ right)
+    assert of.wrong_rows(result) == 0
     result[7, 11] += 1
-    assert wrong_rows(left, right, result) == 1
+    assert of.wrong_rows(result) == 1
 
 
 def test_facts_are_text_and_do_not_change_from_one_look_to_the_next():
