@@ -74,6 +74,19 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
     (  # 4: the engine of a run's cluster
         "ALTER TABLE fleet_runs ADD COLUMN engine TEXT NOT NULL DEFAULT 'local'",
     ),
+    (  # 5: nodes, see fleet/ledger: their checks and faults, and cordons; the node of an attempt
+        """CREATE TABLE fleet_node_records (
+            number INTEGER PRIMARY KEY AUTOINCREMENT, node TEXT NOT NULL, time_s REAL NOT NULL,
+            kind TEXT NOT NULL, result TEXT NOT NULL, message TEXT NOT NULL,
+            run INTEGER REFERENCES fleet_runs (number), source TEXT NOT NULL UNIQUE)""",
+        "CREATE INDEX fleet_node_records_by_node ON fleet_node_records (node, time_s)",
+        """CREATE TABLE fleet_cordons (
+            number INTEGER PRIMARY KEY AUTOINCREMENT, node TEXT NOT NULL, owner TEXT NOT NULL,
+            by_machine INTEGER NOT NULL, reason TEXT NOT NULL, since_s REAL NOT NULL, until_s REAL,
+            lifted_s REAL, lifted_by TEXT)""",
+        "CREATE INDEX fleet_cordons_by_node ON fleet_cordons (node)",
+        "ALTER TABLE fleet_attempts ADD COLUMN node TEXT",
+    ),
 )
 """Statements of each schema version, counted from 1 in ``PRAGMA user_version``. Append only: files of users have run
 the earlier ones."""

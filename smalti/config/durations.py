@@ -189,5 +189,5 @@ def check_schedule(length: RunLength, duration: str, warmup: str, decay: str) ->
 def to_seconds(cadence: str) -> float | None:
     """Return the seconds of a cadence in wall-clock time; None for steps, tokens or a fraction of the run."""
     amount, unit = split_duration(cadence)
-    factor = {"s": 1, "min": 60, "h": 3600}.get(unit)
+    factor = {"s": 1, "min": 60, "h": 3600, "d": 86400}.get(unit)
     return None if factor is None else amount * factor

@@ -58,11 +58,11 @@ def is_placement(model: type[BaseModel], name: str) -> bool:
     return isinstance(extra, dict) and extra.get("kind") == "placement"
 
 
-_DURATION = re.compile(r"(?P<amount>\d+(?:\.\d+)?(?:[eE][+-]?\d+)?)(?P<unit>step|tok|run|min|h|s)")
+_DURATION = re.compile(r"(?P<amount>\d+(?:\.\d+)?(?:[eE][+-]?\d+)?)(?P<unit>step|tok|run|min|h|s|d)")
 
 
 def split_duration(text: str) -> tuple[float, str]:
-    """Split '2e9tok' into (2e9, 'tok'). Units: step, tok, run (a fraction of the run), s, min, h."""
+    """Split '2e9tok' into (2e9, 'tok'). Units: step, tok, run (a fraction of the run), s, min, h, d."""
     match = _DURATION.fullmatch(text.strip())
     if match is None:
         raise ValueError(f"'{text}' is not a length of time or training; write a number and a unit")
@@ -130,6 +130,9 @@ Cadence = Annotated[
 
 WallTime = Annotated[str, _duration(("s", "min", "h")), _duration_schema("10s", "10min", "2h")]
 """A length of time: ``10min``. Placement fields only."""
+
+Period = Annotated[str, _duration(("s", "min", "h", "d")), _duration_schema("10min", "12h", "2d")]
+"""A length of time that may be days: ``2d``."""
 
 Real = Annotated[float, Field(allow_inf_nan=False), BeforeValidator(_number_from_text)]
 """A finite float that also accepts ``1e-3``, which YAML 1.1 parses as text."""

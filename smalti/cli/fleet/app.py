@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from smalti.cli.fleet import secret
+from smalti.cli.fleet import nodes, secret
 from smalti.cli.options import Json, Overrides, Recipe
 
 app = typer.Typer(
@@ -18,6 +18,8 @@ app = typer.Typer(
 )
 
 app.add_typer(secret.app, name="secret")
+app.command(epilog="Example: smalti fleet cordon node7 --reason 'fan is loud' --until 2d")(nodes.cordon)
+app.command(name="nodes", epilog="Example: smalti fleet nodes --json")(nodes.nodes)
 
 _Id = Annotated[str, typer.Argument(metavar="ID", help="Id of a run, as 'smalti fleet ls' lists it; or its number.")]
 _After = Annotated[
@@ -69,6 +71,7 @@ def launch(
         print_json({"id": run.id, "state": run.state, "folder": run.folder})
         return
     print(f"{run.id} is queued; its run folder is {run.folder}")
+    nodes.warn_if_cordoned()
     typer.echo(f"follow it: smalti fleet logs {run.id} -f; wait for it: smalti fleet wait {run.id}", err=True)
 
 
@@ -300,6 +303,9 @@ def check(
     save: Annotated[Path | None, typer.Option(help="Write the report of this node, a known good one.")] = None,
     against: Annotated[Path | None, typer.Option(help="Compare with the saved report of a known good node.")] = None,
     timeout: Annotated[float, typer.Option(metavar="SECONDS", min=1, help="Wait no longer for another node.")] = 60.0,
+    cordon: Annotated[
+        bool, typer.Option("--cordon", help="Cordon the nodes that are named, as 'smalti fleet cordon' describes.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Check a node before a run uses it: driver, versions, limits, disk, speed and values of matrix products.
@@ -307,6 +313,8 @@ def check(
     Several nodes check each other too, with one process on each: srun --ntasks-per-node=1 smalti fleet check, or with
     RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT set. They measure all-reduces between pairs and compare clocks, speeds
     and versions; the node that differs from the others is named. Exits with 3 where something is found.
+
+    The first node records the result of each in its SMALTI_HOME: smalti fleet nodes.
     """
     from smalti.cli.fleet import check as checking
     from smalti.cli.tables import print_json
@@ -314,6 +322,8 @@ def check(
     result = checking.run(
         folder, save=save, against=against, timeout_s=timeout, report=lambda line: typer.echo(line, err=True)
     )
+    for line in checking.record(result, cordon=cordon, is_compared=against is not None):
+        typer.echo(line, err=True)
     if as_json:
         print_json(result)
     elif result["node"] == 0:
@@ -325,6 +335,7 @@ def _ensure() -> None:
     from smalti.fleet.controller import start
 
     start.ensure()
+    nodes.warn_if_cordoned()
 
 
 def _values(reference: str | None = None) -> list[dict[str, Any]]:

@@ -1,18 +1,20 @@
 """``smalti fleet check``: the measurement with its progress, and its result as text and JSON."""
 
+import secrets
 import statistics
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from smalti.base import store
-from smalti.base.env import world
-from smalti.base.errors import CheckFailed
+from smalti.base import database, store
+from smalti.base.env import fleet_attempt, world
+from smalti.base.errors import CheckFailed, SmaltiError
 from smalti.base.units import format_bytes, format_seconds
 from smalti.cli.tables import table
-from smalti.fleet.check.judge import judge
+from smalti.fleet.check.judge import judge, with_names
 from smalti.fleet.check.run import check, read_report
+from smalti.fleet.ledger import records
 
 Json = dict[str, Any]
 
@@ -25,6 +27,23 @@ def run(folder: Path, *, save: Path | None, against: Path | None, timeout_s: flo
     if save is not None and here.is_first and reports[here.rank] is not None:
         store.write_json(save, reports[here.rank])
     return {"node": here.rank, "reports": reports, "findings": [asdict(finding) for finding in judge(reports, good)]}
+
+
+def record(result: Json, *, cordon: bool, is_compared: bool) -> list[str]:
+    """Record a result in the ledger of its nodes, on the first node; returns what was done with cordons, in words.
+
+    A check inside a run is recorded from the run's events.
+    """
+    if result["node"] != 0 or fleet_attempt() is not None:
+        return []
+    nodes = [report["node"] for report in with_names(result["reports"]) if report is not None]
+    try:
+        with database.transaction() as db:
+            return records.add_check(
+                db, f"check/{secrets.token_hex(8)}", nodes, result["findings"], cordon=cordon, is_compared=is_compared
+            )
+    except SmaltiError as error:
+        return [f"the check is not recorded: {error}"]
 
 
 def text(result: Json) -> str:

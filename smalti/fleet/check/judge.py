@@ -38,7 +38,7 @@ class Finding:
 
 def judge(reports: Sequence[Json | None], good: Json | None = None) -> list[Finding]:
     """Return what is wrong with the nodes, by their order; ``good`` is the saved report of a good node."""
-    reports = _with_names(reports)
+    reports = with_names(reports)
     missing = [number for number, report in enumerate(reports) if report is None]
     findings = [Finding("missing", (f"node {number}",), "did not answer") for number in missing]
     present = [report for report in reports if report is not None]
@@ -56,7 +56,7 @@ def judge(reports: Sequence[Json | None], good: Json | None = None) -> list[Find
     return findings + _different(present, good) + slow + _links(reports, slow) + _clocks(reports)
 
 
-def _with_names(reports: Sequence[Json | None]) -> list[Json | None]:
+def with_names(reports: Sequence[Json | None]) -> list[Json | None]:
     """Return the reports, with the number of the node behind host names that several have."""
     hosts = Counter(report["node"] for report in reports if report is not None)
     return [

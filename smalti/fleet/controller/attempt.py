@@ -24,6 +24,7 @@ from smalti.base.errors import ExitCode, RetryableError, SmaltiError
 from smalti.base.log import get, setup
 from smalti.base.processes import age_s, die_with_parent, identity
 from smalti.fleet.launch import slurm
+from smalti.fleet.ledger import cordons
 from smalti.fleet.queue import runs, secret_values
 from smalti.fleet.queue.runs import Attempt, Run
 
@@ -55,10 +56,13 @@ class _Command:
         """Start the command and return its exit code; 143 without a start if it is to stop already."""
         if self.is_stopping():
             return ExitCode.TERMINATED
+        command = [argument.replace("{recipe}", str(run.place / "recipe.yaml")) for argument in run.command]
         if run.engine == "slurm":
             self._job = slurm.job_name(run.id, attempt.number, attempt.nonce)
+            with database.transaction(write=False) as db:
+                command = slurm.without(command, cordons.active(db))
         self.process = subprocess.Popen(
-            [argument.replace("{recipe}", str(run.place / "recipe.yaml")) for argument in run.command],
+            command,
             cwd=run.directory,
             env=child_environment(_variables(run, attempt)),
             stdin=subprocess.DEVNULL,

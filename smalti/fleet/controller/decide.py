@@ -1,6 +1,6 @@
 """What a controller does next, as a pure function of the rows and of what it sees of the processes."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -51,14 +51,19 @@ class Move:
     """An open attempt to record as ended: with ``code``, and ``detail`` as its reason."""
     gpus: tuple[int, ...] | None = None
     """GPUs of a new attempt; None: no attempt begins."""
+    node: str | None = None
+    """The machine of a new attempt."""
     wait_s: float = 0.0
     retried: Mapping[str, int] | None = None
 
 
-def decide(jobs: Sequence[Job], room: Room, now_s: float) -> list[Move]:
-    """Return the moves of one round. Runs are scheduled in a round without other moves, which change the room."""
+def decide(jobs: Sequence[Job], room: Room, now_s: float, cordoned: Collection[str] = ()) -> list[Move]:
+    """Return the moves of one round. Runs are scheduled in a round without other moves, which change the room.
+
+    cordoned: machines that start no run.
+    """
     moves = [move for job in jobs if (move := _own_move(job)) is not None]
-    return moves or _scheduled(jobs, room, now_s)
+    return moves or _scheduled(jobs, room, now_s, cordoned)
 
 
 def _own_move(job: Job) -> Move | None:
@@ -115,13 +120,13 @@ def _end(run: Run, last: Attempt, code: int | None, reason: str | None, *, ends:
     )
 
 
-def _scheduled(jobs: Sequence[Job], room: Room, now_s: float) -> list[Move]:
+def _scheduled(jobs: Sequence[Job], room: Room, now_s: float, cordoned: Collection[str]) -> list[Move]:
     moves = [
         Move(job.run, "STARTING", attempt=len(job.attempts), gpus=())
         for job in jobs
         if job.run.engine != "local" and _is_due(job.run, now_s)  # another queue has its room
     ]
-    jobs = [job for job in jobs if job.run.engine == "local"]
+    jobs = [job for job in jobs if job.run.engine == "local" and job.run.host not in cordoned]
     by_number = {job.run.number: job for job in jobs}
     entries = [entry for job in jobs if (entry := _entry(job, now_s)) is not None]
     planned = schedule(entries, room)
@@ -132,7 +137,7 @@ def _scheduled(jobs: Sequence[Job], room: Room, now_s: float) -> list[Move]:
         if len(free) < run.gpus:  # its GPUs have other numbers than those of an earlier controller
             continue
         gpus, free = tuple(free[: run.gpus]), free[run.gpus :]
-        moves.append(Move(run, "STARTING", attempt=len(by_number[number].attempts), gpus=gpus))
+        moves.append(Move(run, "STARTING", attempt=len(by_number[number].attempts), gpus=gpus, node=run.host))
     for number in planned.preempt:
         job = by_number[number]
         assert job.last is not None

@@ -21,7 +21,9 @@ from smalti.base.log import get
 from smalti.base.processes import is_running
 from smalti.fleet.controller.decide import Job, Move, Sight, decide
 from smalti.fleet.controller.lease import Lease, Superseded
+from smalti.fleet.controller.run_events import RunEvents
 from smalti.fleet.controller.start import NONCE, start_attempt
+from smalti.fleet.ledger import cordons
 from smalti.fleet.queue import runs, secret_values
 from smalti.fleet.queue.runs import Attempt
 from smalti.fleet.queue.schedule import Room
@@ -39,6 +41,7 @@ class Controller:
         """room: cores and GPUs of this machine."""
         self._lease = lease
         self._room = room
+        self._events = RunEvents(lease)
         self._started: dict[str, subprocess.Popen[bytes]] = {}
         """Processes that this controller started, by the nonce of their attempt."""
         self._tries: dict[str, int] = {}
@@ -66,9 +69,10 @@ class Controller:
         """Do one round; returns whether runs have moved. Only a round without moves acts on processes, in a state that
         is recorded."""
         with self._lease.transaction(write=False) as db:
-            jobs = _jobs(db, self._lease.host)
+            jobs, cordoned = _jobs(db, self._lease.host), cordons.active(db)
         jobs = [self._looked_at(job) for job in jobs]
-        moves = decide(jobs, self._room, clock.wall_s())
+        self._events.record(jobs)
+        moves = decide(jobs, self._room, clock.wall_s(), cordoned)
         if not moves:
             self._lease.renew()
             self._act(jobs)
@@ -149,6 +153,6 @@ def _apply(db: sqlite3.Connection, move: Move) -> None:
         secret_values.forget(run.number)
     if moved and move.gpus is not None:
         db.execute(
-            "INSERT INTO fleet_attempts (run, number, nonce, gpus) VALUES (?, ?, ?, ?)",
-            (run.number, move.attempt, secrets.token_hex(16), json.dumps(move.gpus)),
+            "INSERT INTO fleet_attempts (run, number, nonce, gpus, node) VALUES (?, ?, ?, ?, ?)",
+            (run.number, move.attempt, secrets.token_hex(16), json.dumps(move.gpus), move.node),
         )

@@ -5,7 +5,7 @@ of the ranks and ends with their exit code; ``scancel`` sends them SIGTERM. Argu
 """
 
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from smalti.base.errors import ExitCode
 from smalti.config.clusters import ClusterConfig
@@ -32,6 +32,21 @@ def command_of(cluster: ClusterConfig, command: Sequence[str], *, ranks: int, co
         size = [f"--ntasks={ranks}", f"--ntasks-per-node={per_node}", "--kill-on-bad-exit=0"]
         size += ["--gpus-per-task=1"] if gpus else [f"--cpus-per-task={max(1, cores // ranks)}"]
     return ["srun", *size, *cluster.options, *command]
+
+
+def without(command: Sequence[str], cordoned: Collection[str]) -> list[str]:
+    """Return a command of ``srun`` that leaves out the cordoned nodes, of those that Slurm knows."""
+    if not cordoned:
+        return list(command)
+    try:
+        answer = subprocess.run(
+            ["sinfo", "--noheader", "--format=%n"], capture_output=True, text=True, timeout=_ASK_S, check=True
+        )
+    except (OSError, subprocess.SubprocessError):  # srun reports it too
+        return list(command)
+    short = {name.partition(".")[0] for name in cordoned}
+    nodes = sorted({name for name in answer.stdout.split() if name.partition(".")[0] in short})
+    return [command[0], f"--exclude={','.join(nodes)}", *command[1:]] if nodes else list(command)
 
 
 def job_name(run_id: str, attempt: int, nonce: str) -> str:

@@ -103,6 +103,8 @@ class Attempt:
     reason: str | None
     run_s: float | None = None
     """How long it has run, as its process has recorded last; None: an earlier version of Smalti recorded nothing."""
+    node: str | None = None
+    """The machine that it runs on; None: several, or not known (Slurm, earlier versions)."""
 
     def duration_s(self) -> float:
         """Return how long it has run, which does not depend on the clock of the day."""
