@@ -5,7 +5,6 @@ NOT_YET = {
     "tune synth": None,
     "bench": "smalti serve MODEL; its /metrics counts time to the first token, time per token and tokens",
     "quantize": "smalti serve MODEL --dtype bf16 halves the weights",
-    "fleet cordon": None,
     "console": "smalti runs report RUN writes a run's page; smalti runs ls lists the runs",
     "plan ladder": "smalti plan budget gives parameters and tokens by published laws",
     "plan fit": "smalti plan budget gives parameters and tokens by published laws",

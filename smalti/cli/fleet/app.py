@@ -18,8 +18,6 @@ app = typer.Typer(
 )
 
 app.add_typer(secret.app, name="secret")
-app.command(epilog="Example: smalti fleet cordon node7 --reason 'fan is loud' --until 2d")(nodes.cordon)
-app.command(name="nodes", epilog="Example: smalti fleet nodes --json")(nodes.nodes)
 
 _Id = Annotated[str, typer.Argument(metavar="ID", help="Id of a run, as 'smalti fleet ls' lists it; or its number.")]
 _After = Annotated[
@@ -329,6 +327,10 @@ def check(
     elif result["node"] == 0:
         print(checking.text(result))
     checking.raise_for(result["findings"])
+
+
+app.command(name="nodes", epilog="Example: smalti fleet nodes --json")(nodes.nodes)
+app.command(epilog="Example: smalti fleet cordon node7 --reason 'fan is loud' --until 2d")(nodes.cordon)
 
 
 def _ensure() -> None:
