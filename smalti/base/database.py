@@ -87,6 +87,16 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
         "CREATE INDEX fleet_cordons_by_node ON fleet_cordons (node)",
         "ALTER TABLE fleet_attempts ADD COLUMN node TEXT",
     ),
+    (  # 6: incidents and the messages about them, see fleet/messages
+        """CREATE TABLE fleet_incidents (
+            number INTEGER PRIMARY KEY AUTOINCREMENT, source TEXT NOT NULL UNIQUE, time_s REAL NOT NULL,
+            priority TEXT NOT NULL, type TEXT NOT NULL, node TEXT, cluster TEXT, run TEXT,
+            reason TEXT NOT NULL, message TEXT NOT NULL, action TEXT NOT NULL)""",
+        """CREATE TABLE fleet_outbox (
+            incident INTEGER NOT NULL REFERENCES fleet_incidents (number), target TEXT NOT NULL,
+            tries INTEGER NOT NULL DEFAULT 0, due_s REAL NOT NULL, pid INTEGER, process TEXT,
+            sent_s REAL, given_up_s REAL, error TEXT, PRIMARY KEY (incident, target))""",
+    ),
 )
 """Statements of each schema version, counted from 1 in ``PRAGMA user_version``. Append only: files of users have run
 the earlier ones."""

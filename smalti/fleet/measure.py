@@ -132,12 +132,17 @@ def run_probe(
         timer = threading.Timer(timeout_s, child.kill)
         timer.start()
         errors = []
-        for line in child.stderr:
-            errors.append(line.rstrip())
-            report(errors[-1])
-        code = child.wait()
-        late = timer.finished.is_set()
-        timer.cancel()
+        try:
+            for line in child.stderr:
+                errors.append(line.rstrip())
+                report(errors[-1])
+            code = child.wait()
+        except BaseException:  # Ctrl-C, or a closed terminal: nothing is left
+            child.kill()
+            raise
+        finally:
+            late = timer.finished.is_set()
+            timer.cancel()
         printed.seek(0)
         lines = printed.read().strip().splitlines()
     if late:

@@ -24,6 +24,7 @@ from smalti.fleet.controller.lease import Lease, Superseded
 from smalti.fleet.controller.run_events import RunEvents
 from smalti.fleet.controller.start import NONCE, start_attempt
 from smalti.fleet.ledger import cordons
+from smalti.fleet.messages.outbox import Sender
 from smalti.fleet.queue import runs, secret_values
 from smalti.fleet.queue.runs import Attempt
 from smalti.fleet.queue.schedule import Room
@@ -50,6 +51,8 @@ class Controller:
 
     def run(self) -> None:
         """Control the runs until all have ended, or another controller has taken over."""
+        sender = Sender()
+        sender.start()
         try:
             while True:
                 try:
@@ -64,6 +67,8 @@ class Controller:
                 time.sleep(wait_s)
         except Superseded as error:
             get("fleet").warning("%s; this one ends", error)
+        finally:
+            sender.finish()
 
     def round(self) -> bool:
         """Do one round; returns whether runs have moved. Only a round without moves acts on processes, in a state that
@@ -77,9 +82,11 @@ class Controller:
             self._lease.renew()
             self._act(jobs)
             return False
+        last = {job.run.number: job.last for job in jobs}
         with self._lease.transaction() as db:
             for move in moves:
-                _apply(db, move)
+                if _apply(db, move):
+                    self._events.report(db, move, last[move.run.number])
         return True
 
     def _looked_at(self, job: Job) -> Job:
@@ -130,8 +137,8 @@ def _jobs(db: sqlite3.Connection, host: str) -> list[Job]:
     ]
 
 
-def _apply(db: sqlite3.Connection, move: Move) -> None:
-    """Make a move, unless its run or attempt has changed since the rows were read."""
+def _apply(db: sqlite3.Connection, move: Move) -> bool:
+    """Make a move, unless its run or attempt has changed since the rows were read; returns whether it was made."""
     now_s, run = clock.wall_s(), move.run
     if move.ends is not None:
         ended = db.execute(
@@ -140,7 +147,7 @@ def _apply(db: sqlite3.Connection, move: Move) -> None:
             (now_s, move.ends.duration_s(), move.code, move.detail, move.ends.nonce, move.ends.pid),
         )
         if ended.rowcount == 0:  # it was claimed, or has recorded its own end
-            return
+            return False
     columns: dict[str, object] = {}
     if move.state == "RECOVERING":
         columns |= {"not_before_s": now_s + move.wait_s, "retried": json.dumps(move.retried)}
@@ -156,3 +163,4 @@ def _apply(db: sqlite3.Connection, move: Move) -> None:
             "INSERT INTO fleet_attempts (run, number, nonce, gpus, node) VALUES (?, ?, ?, ?, ?)",
             (run.number, move.attempt, secrets.token_hex(16), json.dumps(move.gpus), move.node),
         )
+    return moved

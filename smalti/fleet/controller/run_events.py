@@ -1,19 +1,31 @@
-"""Records the checks and faults in the events of running runs in the ledger of their nodes, and cordons the nodes."""
+"""Records the checks and faults in the events of running runs in the ledger of their nodes, cordons the nodes, and
+records the incidents, each with what was done."""
 
+import sqlite3
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from smalti.base import clock
 from smalti.base.errors import SmaltiError
 from smalti.base.log import get
-from smalti.fleet.controller.decide import Job
+from smalti.config.fleet import Priority
+from smalti.fleet.agent.outcome import PAUSES
+from smalti.fleet.controller.decide import Job, Move
 from smalti.fleet.controller.lease import Lease
-from smalti.fleet.ledger import records
+from smalti.fleet.ledger import cordons, records
+from smalti.fleet.messages import incidents
+from smalti.fleet.messages.incidents import Incident
+from smalti.fleet.queue.runs import Attempt, Run
 from smalti.fleet.queue.states import ACTIVE
 from smalti.track.events import FILE_NAME, read_events
 
 _EVERY_S = 2.0
 _MARGIN_S = 60.0
 """An event of an attempt may seem so much older than its start, by the clock of another machine."""
+_SKEW_S = 0.5
+Event = Mapping[str, Any]
 
 
 class RunEvents:
@@ -23,6 +35,8 @@ class RunEvents:
         self._lease = lease
         self._sizes: dict[int, int] = {}
         self._looked_s: dict[int, float] = {}
+        self._last: dict[int, list[Event]] = {}
+        """By number of the run the events of the attempt of ``smalti train`` that began last."""
 
     def record(self, jobs: list[Job]) -> None:
         """Record the new events of runs that have an attempt."""
@@ -43,11 +57,73 @@ class RunEvents:
         size = file.stat().st_size if file.exists() else 0
         if size == self._sizes.get(job.run.number, 0):
             return
+        assert job.last is not None
         since_s = min(attempt.started_s for attempt in job.attempts if attempt.started_s is not None) - _MARGIN_S
         events = [event for event in read_events(folder) if (clock.seconds_of(event.get("time")) or 0.0) >= since_s]
-        assert job.last is not None
+        by_attempt: dict[Any, list[Event]] = {}
+        for event in events:
+            by_attempt.setdefault(event.get("attempt"), []).append(event)
+        *earlier, self._last[job.run.number] = list(by_attempt.values()) or [[]]
         with self._lease.transaction() as db:
             done = [records.add_event(db, job.run, job.last.node, event) for event in events]
+            for of_attempt in earlier:
+                ended = _last_of(of_attempt, "attempt_ended")
+                if ended is not None and ended.get("cause") not in (None, *PAUSES):
+                    _report(db, _in_run(job.run, job.last.node), of_attempt)
         self._sizes[job.run.number] = size
         for what in filter(None, done):
             get("fleet").warning("%s", what)
+
+    def report(self, db: sqlite3.Connection, move: Move, last: Attempt | None) -> None:
+        """Record the incident of a move, in its transaction: a fault of the ``last`` attempt, or a run that failed."""
+        run = move.run
+        if move.state not in ("RECOVERING", "FAILED") or last is None or last.started_s is None:
+            return
+        events = self._last.get(run.number, [])
+        ended = _last_of(events, "attempt_ended")
+        if ended is None or (clock.seconds_of(ended.get("time")) or 0.0) < last.started_s - _SKEW_S:
+            events = []  # those of an attempt before: this one has recorded nothing
+        priority: Priority
+        if move.state == "RECOVERING":
+            priority, kind, action = "high", "run restarted", f"{run.id} is queued again, as attempt {last.number + 1}"
+        else:
+            priority, kind, action = "critical", "run failed", f"none: {run.id} is not started again"
+        incident = Incident(
+            f"{run.id}/queue-{last.number}", priority, kind, move.cause or "fault",
+            move.detail or f"it ended with exit code {move.code}", action, last.node, run.cluster, run.id,
+        )  # fmt: skip
+        _report(db, incident, events)
+
+
+def _in_run(run: Run, node: str | None) -> Incident:
+    action = "smalti train has started the ranks again"
+    return Incident(run.id, "normal", "ranks restarted", "fault", "", action, node, run.cluster, run.id)
+
+
+def _report(db: sqlite3.Connection, incident: Incident, events: Sequence[Event]) -> None:
+    """Record an incident with what the events of its attempt say of it."""
+    ended, checked = _last_of(events, "attempt_ended"), _last_of(events, "node_checked")
+    if ended is not None:
+        incident = replace(
+            incident,
+            source=f"{incident.run}/{ended['attempt']}",
+            reason=str(ended.get("cause") or incident.reason),
+            message=str(ended.get("reason") or incident.message),
+        )
+    if checked is not None and checked.get("result") == "unhealthy":
+        node = str(checked["node"])
+        is_cordoned = node in cordons.active(db)
+        lines = [str(line) for line in checked.get("lines") or ()]
+        incident = replace(
+            incident,
+            node=node,
+            type="node cordoned" if is_cordoned else "node failed its check",
+            priority="critical" if is_cordoned else incident.priority,
+            message="; ".join([incident.message, *lines[-3:]])[:1000],
+            action=f"{node} is {'' if is_cordoned else 'not '}cordoned; {incident.action}",
+        )
+    incidents.add(db, incident)
+
+
+def _last_of(events: Sequence[Event], kind: str) -> Event | None:
+    return next((event for event in reversed(events) if event["event"] == kind), None)

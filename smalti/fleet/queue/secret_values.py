@@ -48,6 +48,14 @@ def values(run: int, names: Iterable[str]) -> dict[str, str]:
     return secret_values
 
 
+def value(name: str) -> str:
+    """Return a stored value. Raises UserError where there is none, DataError for a file that others can read."""
+    stored_value = _read(_place() / name)
+    if stored_value is None:
+        raise UserError(f"the secret {name} is not stored", hint=f"smalti fleet secret set {name}")
+    return stored_value
+
+
 def forget(run: int) -> None:
     """Delete what was kept for a run."""
     with suppress(FileNotFoundError):
