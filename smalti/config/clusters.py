@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from smalti.config.schema import Config, Count, placement
+from smalti.config.schema import Config, Count, Real, placement
 
 Engine = Literal["local", "slurm"]
 
@@ -21,6 +21,8 @@ class ClusterConfig(Config):
     ranks_per_node: Count | None = placement(None)
     """Ranks of a node. More are a task of Slurm each; up to so many are started by one task on one node, which
     restarts them after a fault. Absent: all are on one node."""
+    usd_per_device_hour: Real | None = placement(None, ge=0)
+    """Price of a GPU, or of a core for runs on the CPU, in dollars for an hour; ``smalti fleet report`` sums it up."""
 
 
 class ClustersConfig(Config):

@@ -2,12 +2,13 @@
 
 import sqlite3
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from smalti.base import clock, database
+from smalti.fleet.clusters import clusters
 from smalti.fleet.queue import runs
 from smalti.fleet.queue.runs import Run
 from smalti.track.events import read_events
@@ -28,6 +29,8 @@ class FaultCount:
     """Work that was done again."""
     restart_s: float
     """Detection, and until the ranks trained again, without time between two commands."""
+    device_s: float
+    """Both, times the cores or GPUs of the run."""
 
 
 @dataclass(frozen=True)
@@ -43,12 +46,32 @@ class FleetReport:
     """Cause -> attempts that ended so: done, preempted, user, fault ..."""
     faults: tuple[FaultCount, ...]
     """The most costly cause first."""
+    usd: float | None
+    """Price of ``device_s``, of runs on clusters that have one (``usd_per_device_hour``); None where none has."""
+    lost_usd: float | None
+    """Price of the time that faults cost."""
 
     @property
     def scheduling_frac(self) -> float | None:
         """Scheduling goodput: the share of time that runs trained, of the time that they could have."""
         total_s = self.ran_s + self.waited_s
         return self.ran_s / total_s if total_s else None
+
+    @property
+    def lost_s(self) -> float:
+        """Time that faults cost: work done again, detection, and until the ranks trained again."""
+        return sum(fault.lost_s + fault.restart_s for fault in self.faults)
+
+    @property
+    def lost_device_s(self) -> float:
+        """The same, times cores or GPUs."""
+        return sum(fault.device_s for fault in self.faults)
+
+    @property
+    def mtbf_s(self) -> float | None:
+        """Mean time between faults: time that runs ran for each fault; None without one."""
+        count = sum(fault.count for fault in self.faults)
+        return self.ran_s / count if count else None
 
     @property
     def device_mtbf_s(self) -> float | None:
@@ -64,14 +87,27 @@ def read(now_s: float | None = None) -> FleetReport:
         launched = runs.select(db)
         ran_s = {run.number: _ran_s(db, run) for run in launched}
         events = {run.number: runs.events(db, run.number) for run in launched}
+    prices = {name: cluster.usd_per_device_hour for name, cluster in clusters().items()}
+    priced = {run.number: price for run in launched if (price := prices.get(run.cluster)) is not None}
+    devices = {run.folder: max(run.cores, run.gpus) for run in launched if run.folder is not None}
+    price_of = {run.folder: priced[run.number] for run in launched if run.folder and run.number in priced}
+    faults, lost_usd = _faults(devices, price_of, now_s)
     return FleetReport(
         states=dict(Counter(run.state for run in launched)),
         ran_s=sum(ran_s.values()),
         device_s=sum(ran_s[run.number] * max(run.cores, run.gpus) for run in launched),
         waited_s=sum(_waited_s(events[run.number], now_s) for run in launched),
         ends=dict(Counter(cause for run in launched for cause in _ends(events[run.number])).most_common()),
-        faults=_faults({run.folder for run in launched if run.folder is not None}, now_s),
+        faults=faults,
+        usd=_usd((ran_s[run.number] * max(run.cores, run.gpus), priced.get(run.number)) for run in launched),
+        lost_usd=lost_usd,
     )
+
+
+def _usd(times: Iterable[tuple[float, float | None]]) -> float | None:
+    """Return the price of times of devices, of those that have one; None where none has."""
+    priced = [device_s / 3600 * price for device_s, price in times if price is not None]
+    return sum(priced) if priced else None
 
 
 def _ran_s(db: sqlite3.Connection, run: Run) -> float:
@@ -91,10 +127,14 @@ def _ends(events: Sequence[Mapping[str, Any]]) -> list[str]:
     return [event["cause"] for event in events if event["attempt"] is not None and event["state"] in after]
 
 
-def _faults(folders: set[str], now_s: float) -> tuple[FaultCount, ...]:
-    """Return the faults in run folders, each folder once although several launches may have trained in it."""
+def _faults(
+    devices: Mapping[str, int], prices: Mapping[str, float], now_s: float
+) -> tuple[tuple[FaultCount, ...], float | None]:
+    """Return the faults in run folders, each folder once although several launches may have trained in it, and the
+    price of the time that they cost. ``devices``, ``prices``: of a folder."""
     totals: dict[str, FaultCount] = {}
-    for folder in sorted(folders):
+    times: list[tuple[float, float | None]] = [(0.0, price) for price in prices.values()]
+    for folder in sorted(devices):
         result = ledger(read_history(folder, now_s)) if Path(folder, "config.yaml").is_file() else None
         if result is None:
             continue
@@ -103,11 +143,15 @@ def _faults(folders: set[str], now_s: float) -> tuple[FaultCount, ...]:
         }
         for each in result.interruptions:
             cause = causes.get(each.attempt) or "unknown"
-            before = totals.get(cause, FaultCount(cause, 0, 0.0, 0.0))
+            before = totals.get(cause, FaultCount(cause, 0, 0.0, 0.0, 0.0))
+            restart_s = each.detect_s + each.restart_s
+            device_s = devices[folder] * (each.lost_s + restart_s)
+            times.append((device_s, prices.get(folder)))
             totals[cause] = FaultCount(
                 cause,
                 before.count + 1,
                 before.lost_s + each.lost_s,
-                before.restart_s + each.detect_s + each.restart_s,
+                before.restart_s + restart_s,
+                before.device_s + device_s,
             )
-    return tuple(sorted(totals.values(), key=lambda fault: (-fault.lost_s - fault.restart_s, fault.cause)))
+    return tuple(sorted(totals.values(), key=lambda fault: (-fault.lost_s - fault.restart_s, fault.cause))), _usd(times)

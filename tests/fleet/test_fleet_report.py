@@ -69,6 +69,15 @@ def test_an_empty_queue() -> None:
     assert "smalti fleet launch RECIPE" in text(empty)
 
 
+def test_money_where_a_cluster_has_a_price(tmp_path: Path, home: Path) -> None:
+    queued("a", [(50, 0, "STARTING", None), (200, 0, "COMPLETED", "done")], faulty_folder(tmp_path / "a"))
+    (home / "clusters.yaml").write_text("clusters: {local: {usd_per_device_hour: 3.6}}")
+    result = report.read(seconds_of(NOW))
+    assert result.usd == pytest.approx(3.6 * 200 / 3600)
+    assert result.lost_usd == pytest.approx(3.6 * result.lost_device_s / 3600)
+    assert "$0.20; lost to faults: $0.0" in text(result)
+
+
 def test_ends_waiting_and_faults_are_summed(tmp_path: Path) -> None:
     folder = faulty_folder(tmp_path / "a")
     queued("a", [(0, None, "PENDING", "launched"), (30, None, "QUEUED", None), (50, 0, "STARTING", None),
@@ -85,5 +94,8 @@ def test_ends_waiting_and_faults_are_summed(tmp_path: Path) -> None:
     assert (fault.cause, fault.count, result.device_mtbf_s) == ("hang", 1, 400)
     assert fault.restart_s > 0
     assert to_json(result)["faults"][0]["cause"] == "hang"
+    assert (result.mtbf_s, result.usd, result.lost_usd) == (200, None, None)
+    assert result.lost_s == fault.lost_s + fault.restart_s
+    assert result.lost_device_s == 2 * result.lost_s
     assert "hang" in text(result)
     assert clock.utc_text() > NOW

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from smalti.cli.fleet import nodes, secret
+from smalti.cli.fleet import messages, nodes, secret
 from smalti.cli.options import Json, Overrides, Recipe
 
 app = typer.Typer(
@@ -331,6 +331,7 @@ def check(
 
 app.command(name="nodes", epilog="Example: smalti fleet nodes --json")(nodes.nodes)
 app.command(epilog="Example: smalti fleet cordon node7 --reason 'fan is loud' --until 2d")(nodes.cordon)
+app.command(name="messages", epilog="Example: smalti fleet messages --test")(messages.messages)
 
 
 def _ensure() -> None:

@@ -5,6 +5,7 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
+from sqlite3 import Connection
 from typing import Any
 
 from smalti.base import database, store
@@ -15,6 +16,7 @@ from smalti.cli.tables import table
 from smalti.fleet.check.judge import judge, with_names
 from smalti.fleet.check.run import check, read_report
 from smalti.fleet.ledger import records
+from smalti.fleet.messages import incidents, outbox
 
 Json = dict[str, Any]
 
@@ -37,13 +39,37 @@ def record(result: Json, *, cordon: bool, is_compared: bool) -> list[str]:
     if result["node"] != 0 or fleet_attempt() is not None:
         return []
     nodes = [report["node"] for report in with_names(result["reports"]) if report is not None]
+    source = f"check/{secrets.token_hex(8)}"
     try:
         with database.transaction() as db:
-            return records.add_check(
-                db, f"check/{secrets.token_hex(8)}", nodes, result["findings"], cordon=cordon, is_compared=is_compared
-            )
+            done = records.add_check(db, source, nodes, result["findings"], cordon=cordon, is_compared=is_compared)
+            for node in nodes if cordon else ():
+                _add_incident(db, source, node, result["findings"], done)
+        if cordon:
+            outbox.deliver()
+        return done
     except SmaltiError as error:
         return [f"the check is not recorded: {error}"]
+
+
+def _add_incident(db: Connection, source: str, node: str, findings: Sequence[Json], done: Sequence[str]) -> None:
+    of_node = [finding for finding in findings if node in finding["nodes"]]
+    actions = [line for line in done if line.startswith(f"{node}: ")]
+    if not of_node or not actions:
+        return
+    is_cordoned = actions == [f"{node}: cordoned"]
+    incidents.add(
+        db,
+        incidents.Incident(
+            f"{source}/{node}",
+            "critical" if is_cordoned else "high",
+            "node cordoned" if is_cordoned else "node failed its check",
+            ", ".join(sorted({finding["kind"] for finding in of_node})),
+            "; ".join(finding["message"] for finding in of_node)[:1000],
+            actions[0],
+            node,
+        ),
+    )
 
 
 def text(result: Json) -> str:

@@ -38,24 +38,17 @@ def target_of(name: str, file: str | None = None) -> Target:
 
     Raises UserError for a cluster that does not exist, or whose engine is not built yet.
     """
-    from smalti.base.env import user_folder
-    from smalti.config.clusters import ClusterConfig, ClustersConfig
-    from smalti.config.load import load_text
+    from smalti.fleet.clusters import clusters, clusters_file
 
-    path = Path(file or Path(user_folder()) / "clusters.yaml")
-    if file is not None and not path.is_file():
-        raise UserError(f"--clusters {file} does not exist", hint="docs/guides/launch.md shows such a file")
-    clusters: dict[str, ClusterConfig] = {"local": ClusterConfig()}
-    if path.is_file():
-        clusters |= load_text(ClustersConfig, path.read_text(encoding="utf-8"), str(path)).config.clusters
-    if name in clusters:
-        return Target(name, clusters[name])
+    listed = clusters(file)
+    if name in listed:
+        return Target(name, listed[name])
     if name in _PLANNED:
         raise UserError(
-            f"--on {name}: this engine is not implemented yet", allowed=", ".join(clusters), hint=_PLANNED[name]
+            f"--on {name}: this engine is not implemented yet", allowed=", ".join(listed), hint=_PLANNED[name]
         )
-    hint = f"list it in {path}: 'clusters: {{{name}: {{engine: slurm}}}}'; or --on local"
-    raise UserError(f"--on {name}: there is no cluster of this name", allowed=", ".join(clusters), hint=hint)
+    hint = f"list it in {file or clusters_file()}: 'clusters: {{{name}: {{engine: slurm}}}}'; or --on local"
+    raise UserError(f"--on {name}: there is no cluster of this name", allowed=", ".join(listed), hint=hint)
 
 
 def with_sections(overrides: Sequence[str]) -> list[str]:

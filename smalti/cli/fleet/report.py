@@ -10,21 +10,27 @@ from smalti.fleet.report import FleetReport
 
 def to_json(report: FleetReport) -> dict[str, Any]:
     """Return a report as JSON values."""
-    return asdict(report) | {"scheduling_frac": report.scheduling_frac, "device_mtbf_s": report.device_mtbf_s}
+    names = ("scheduling_frac", "mtbf_s", "device_mtbf_s", "lost_s", "lost_device_s")
+    return asdict(report) | {name: getattr(report, name) for name in names}
 
 
 def text(report: FleetReport) -> str:
     """Return a report as text."""
     if not report.states:
         return "no run was launched; smalti fleet launch RECIPE launches one"
-    frac, mtbf_s = report.scheduling_frac, report.device_mtbf_s
+    frac, mtbf_s, device_mtbf_s = report.scheduling_frac, report.mtbf_s, report.device_mtbf_s
+    lost = f"{format_seconds(report.lost_s)}; times cores or GPUs: {format_seconds(report.lost_device_s)}"
+    money = f"${report.usd or 0:,.2f}; lost to faults: ${report.lost_usd or 0:,.2f}"
     head = pairs(
         [
             ("runs", ", ".join(f"{count} {state}" for state, count in report.states.items())),
             ("ran", f"{format_seconds(report.ran_s)}; times cores or GPUs: {format_seconds(report.device_s)}"),
             ("waited for room", format_seconds(report.waited_s)),
             ("scheduling goodput", "-" if frac is None else format_frac(frac)),
-            ("core or GPU time per fault", "no fault" if mtbf_s is None else format_seconds(mtbf_s)),
+            ("mean time between faults", "no fault" if mtbf_s is None else format_seconds(mtbf_s)),
+            ("core or GPU time per fault", "no fault" if device_mtbf_s is None else format_seconds(device_mtbf_s)),
+            ("lost to faults", lost),
+            *([] if report.usd is None else [("cost", money)]),
         ]
     )
     parts = [head]

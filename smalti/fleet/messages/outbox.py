@@ -62,12 +62,12 @@ class Sender(threading.Thread):
 
 def deliver() -> int | None:
     """Send every message that is due, once; returns how many were accepted, None after an error of ours."""
-    accepted = 0
+    accepted, before_s = 0, clock.wall_s()
     try:
-        if not _due():
+        if not _is_due(before_s):
             return 0
         config = fleet_config().messages
-        while (row := _claim()) is not None:
+        while (row := _claim(before_s)) is not None:
             error = _try(config.get(row["target"]), row)
             _record(row, error)
             accepted += error is None
@@ -98,16 +98,16 @@ def send_test() -> dict[str, str | None]:
     return {name: _try(target, row) for name, target in fleet_config().messages.items()}
 
 
-def _due() -> bool:
+def _is_due(before_s: float) -> bool:
     with database.transaction(write=False) as db:
-        return db.execute(_DUE, (clock.wall_s(),)).fetchone() is not None
+        return db.execute(_DUE, (before_s,)).fetchone() is not None
 
 
-def _claim() -> Json | None:
-    """Make this process the one that sends the message that is due first; None: none is, or others send them."""
+def _claim(before_s: float) -> Json | None:
+    """Make this process the one that sends the message that was due first; None: none was, or others send them."""
     pid = os.getpid()
     with database.transaction() as db:
-        for row in db.execute(_DUE, (clock.wall_s(),)).fetchall():
+        for row in db.execute(_DUE, (before_s,)).fetchall():
             if row["pid"] is None or not is_running(row["pid"], row["process"]):
                 db.execute(
                     "UPDATE fleet_outbox SET pid=?, process=? WHERE incident=? AND target=?",
