@@ -15,7 +15,7 @@ _ROUNDS = {(False, False): 2, (False, True): 4, (True, False): 5, (True, True): 
 """Rounds to measure where (speeds vary between rounds, something is slow)."""
 _STEADY_FRAC = 0.8
 """Speeds vary, so other work runs beside the check, if a product had less than this share of its best in a round."""
-_MEASURED = ("slow_products", "slow_disk", "slow_link", "link", "clock")
+_MEASURED = ("slow_products", "slow_disk", "slow_link", "link")
 """Kinds of findings that another round may show to have been chance."""
 
 
