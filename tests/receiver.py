@@ -68,7 +68,7 @@ def mail_server() -> Iterator[Receiver]:
             for line in self.rfile:
                 word = line.split()[0].upper() if line.split() else b""
                 if word == b"DATA":
-                    self.say("354 go on")
+                    self.say("354 text")
                     self.take()
                 elif word == b"QUIT":
                     self.say("221 bye")

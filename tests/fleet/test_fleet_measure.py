@@ -1,8 +1,11 @@
 """The probe of a machine: it measures every kind of work of a step, and its failures are reported."""
 
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import torch
 from example_config import example_config
@@ -125,6 +128,21 @@ def test_a_probe_that_fails_says_why() -> None:
     assert any("usage" in line for line in lines)
     with pytest.raises(SmaltiError, match="did not end within"):
         measure.run_probe("all_reduce", [], {}, 0.01)
+
+
+@pytest.mark.slow
+def test_a_probe_ends_with_its_caller() -> None:
+    """A closed terminal: the caller's error is raised at once, not at the limit, and no process is left."""
+    began_s = time.monotonic()
+
+    def report(line: str) -> None:
+        raise BrokenPipeError
+
+    with pytest.raises(BrokenPipeError):
+        measure.run_probe("machine", ["--format", "fp32"], {}, 300.0, report)
+    assert time.monotonic() - began_s < 100
+    assert not [child for child in psutil.Process().children() if "smalti.fleet.probes.machine" in child.cmdline()]
+    assert not [thread for thread in threading.enumerate() if isinstance(thread, threading.Timer) and thread.is_alive()]
 
 
 @pytest.mark.exhaustive

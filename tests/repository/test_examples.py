@@ -16,6 +16,7 @@ from smalti.config.build import BuildConfig
 from smalti.config.clusters import ClustersConfig
 from smalti.config.curate import CurateConfig, TokenizeConfig
 from smalti.config.dedup import DedupConfig
+from smalti.config.fleet import FleetConfig
 from smalti.config.load import from_dict
 from smalti.config.run import RunConfig
 from smalti.config.task import TaskConfig
@@ -23,7 +24,7 @@ from smalti.config.task import TaskConfig
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
 
-WHOLE = (RunConfig, CurateConfig, TokenizeConfig, DedupConfig, TaskConfig, BuildConfig, ClustersConfig)
+WHOLE = (RunConfig, CurateConfig, TokenizeConfig, DedupConfig, TaskConfig, BuildConfig, ClustersConfig, FleetConfig)
 
 
 def blocks(language: str) -> list[tuple[str, str]]:

@@ -7,11 +7,13 @@ record, the receiver gets it twice, with the same ``id`` (header ``Idempotency-K
 
 import http.client
 import json
+import math
 import os
 import smtplib
 import sqlite3
 import ssl
 import threading
+import time
 import urllib.error
 import urllib.request
 from typing import Any
@@ -28,7 +30,7 @@ from smalti.fleet.queue import runs, secret_values
 _TIMEOUT_S = 10.0
 _FIRST_WAIT_S, _MOST_WAIT_S = 2.0, 300.0
 _GIVE_UP_S = 86400.0
-_POLL_S, _ERROR_WAIT_S = 1.0, 30.0
+_POLL_S, _ERROR_WAIT_S, _FINISH_S = 1.0, 30.0, 60.0
 
 _DUE = (
     "SELECT fleet_incidents.*, fleet_outbox.* FROM fleet_outbox "
@@ -53,11 +55,13 @@ class Sender(threading.Thread):
             wait_s = _POLL_S if deliver() is not None else _ERROR_WAIT_S
 
     def finish(self) -> None:
-        """Send what is due for a last time; what a receiver does not take stays in the outbox."""
+        """Send until nothing waits, at most a minute; what is left is sent by the next controller."""
         self._ends.set()
         if self.is_alive():
             self.join(2 * _TIMEOUT_S)
-        deliver()
+        end_s = clock.now_s() + _FINISH_S
+        while deliver() is not None and _is_due(math.inf) and clock.now_s() < end_s:
+            time.sleep(_POLL_S / 2)
 
 
 def deliver() -> int | None:
