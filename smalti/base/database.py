@@ -97,6 +97,9 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
             tries INTEGER NOT NULL DEFAULT 0, due_s REAL NOT NULL, pid INTEGER, process TEXT,
             sent_s REAL, given_up_s REAL, error TEXT, PRIMARY KEY (incident, target))""",
     ),
+    (  # 7: the hosts that a run may be started on by ssh, as JSON
+        "ALTER TABLE fleet_runs ADD COLUMN hosts TEXT",
+    ),
 )
 """Statements of each schema version, counted from 1 in ``PRAGMA user_version``. Append only: files of users have run
 the earlier ones."""

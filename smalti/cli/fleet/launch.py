@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from smalti.fleet.queue.schedule import Room
 
 _PLANNED = {
-    "ssh": "run the command on the other machine: ssh HOST smalti fleet launch RECIPE",
     "kubernetes": "start a pod that runs smalti train RECIPE",
 }
 """Engines that are planned, with what to do today."""
@@ -155,12 +154,14 @@ def room_for(parallel: "ParallelConfig", settings: "LaunchConfig", on: Target) -
     """Return the cores or GPUs that a run holds. Raises UserError where this machine has less.
 
     On GPUs one for each rank; else ranks x train.parallel.threads cores, with ``threads: auto`` all cores of this
-    machine, or one for each rank in Slurm.
+    machine, or of a host of ssh; one for each rank in Slurm.
     """
     from smalti.fleet.controller.__main__ import this_room
     from smalti.fleet.queue.schedule import Room
 
-    machine = this_room()
+    machine, where = this_room(), "this machine"
+    if on.cluster.engine == "ssh":
+        machine, where = Room(on.cluster.cores_per_host or 0, on.cluster.gpus_per_host or 0), f"each host of {on.name}"
     if settings.gpus is not None and parallel.device == "cpu":
         raise UserError(
             f"launch.gpus={settings.gpus} with train.parallel.device=cpu",
@@ -179,7 +180,7 @@ def room_for(parallel: "ParallelConfig", settings: "LaunchConfig", on: Target) -
     has, wants = (machine.gpus, need.gpus) if on_gpus else (machine.cores, need.cores)
     unit = "GPUs" if on_gpus else "cores"
     raise UserError(
-        f"the run needs {wants} {unit}, and this machine has {has}",
+        f"the run needs {wants} {unit}, and {where} has {has}",
         allowed=f"up to {has} {unit}",
         hint="ranks=2 train.parallel.threads=1 takes two cores" if has == 0 or not on_gpus else f"gpus={has}",
     )
@@ -199,6 +200,10 @@ def _add(config: "RunConfig | TuneRecipe", need: "Room", recipe: str, *, on: Tar
         command = slurm.command_of(
             on.cluster, command, ranks=parallel_of(config).ranks, cores=need.cores, gpus=need.gpus
         )
+    hosts = None
+    if on.cluster.engine == "ssh":
+        room = (on.cluster.cores_per_host or 0, on.cluster.gpus_per_host or 0)
+        hosts = runs.Hosts(on.cluster.hosts, *room, on.cluster.options)
     run = changes.add(
         config.name,
         command,
@@ -210,6 +215,7 @@ def _add(config: "RunConfig | TuneRecipe", need: "Room", recipe: str, *, on: Tar
         code=code_of(Path(smalti.__file__).parent, runs.place() / "code", pack=pack),
         cluster=on.name,
         engine=on.cluster.engine,
+        hosts=hosts,
     )
     start.ensure()
     return run

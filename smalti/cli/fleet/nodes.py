@@ -85,7 +85,7 @@ def nodes(
 
 
 def warn_if_cordoned() -> None:
-    """Print that this machine is cordoned, where runs wait for it."""
+    """Print that runs wait because this machine, or every host of their cluster, is cordoned."""
     from smalti.base import database
     from smalti.fleet.ledger import cordons
     from smalti.fleet.queue import runs
@@ -93,14 +93,17 @@ def warn_if_cordoned() -> None:
 
     host = runs.this_host()
     with database.transaction(write=False) as db:
-        here = cordons.active(db).get(host)
-        waiting = [run.id for run in runs.unfinished(db, host) if run.engine == "local" and run.state in WAITING]
-    if here is not None and waiting:
-        lift = f"smalti fleet cordon {host} --off"
-        text = (
-            f"{host} is cordoned by {here.owner} ({here.reason}) and starts no run; {', '.join(waiting)} waits: {lift}"
-        )
-        print(text, file=sys.stderr)
+        cordoned = cordons.active(db)
+        waiting = [run for run in runs.unfinished(db, host) if run.state in WAITING] if cordoned else []
+    by_hosts: dict[tuple[str, ...], list[str]] = {}
+    for run in waiting:
+        hosts = {"local": (host,), "ssh": run.hosts.names if run.hosts else (), "slurm": ()}[run.engine]
+        if hosts and all(name in cordoned for name in hosts):
+            by_hosts.setdefault(hosts, []).append(run.id)
+    for hosts, ids in by_hosts.items():
+        first = cordoned[hosts[0]]
+        text = f"{', '.join(hosts)} is cordoned by {first.owner} ({first.reason}) and starts no run; "
+        print(f"{text}{', '.join(ids)} waits: smalti fleet cordon {hosts[0]} --off", file=sys.stderr)
 
 
 def _require_name(node: str) -> None:

@@ -40,6 +40,7 @@ def to_json(run: Run, attempts: list[Attempt], needs: list[str]) -> dict[str, An
             {
                 "number": attempt.number,
                 "gpus": list(attempt.gpus),
+                "node": attempt.node,
                 "pid": attempt.pid,
                 "started_s": attempt.started_s,
                 "ended_s": attempt.ended_s,
@@ -91,13 +92,14 @@ def about(value: dict[str, Any]) -> str:
     attempts = [
         (
             str(each["number"]),
+            each["node"] or "",
             _attempt_state(each),
             _clock(each["run_s"]),
             each["reason"] or "",
         )
         for each in value["attempts"]
     ]
-    return text + ("\n\n" + table(("attempt", "end", "ran", "reason"), attempts) if attempts else "")
+    return text + ("\n\n" + table(("attempt", "node", "end", "ran", "reason"), attempts) if attempts else "")
 
 
 def event_row(event: dict[str, Any]) -> tuple[str, ...]:

@@ -23,13 +23,15 @@ from smalti.base.env import child_environment, fleet_attempt, variables_of, visi
 from smalti.base.errors import ExitCode, RetryableError, SmaltiError
 from smalti.base.log import get, setup
 from smalti.base.processes import age_s, die_with_parent, identity
-from smalti.fleet.launch import slurm
+from smalti.fleet.launch import slurm, ssh
 from smalti.fleet.ledger import cordons
 from smalti.fleet.queue import runs, secret_values
 from smalti.fleet.queue.runs import Attempt, Run
 
 _STOP_S = 180.0
 """Longer than ``smalti train`` lets its ranks save (120 s)."""
+_SSH_S = 60.0
+"""More for a run on another host, whose supervisor kills it after as long."""
 _RECORD_WAIT_S = 5.0
 _BEGUN_S = clock.now_s()
 _BEAT_S = 30.0
@@ -43,6 +45,7 @@ class _Command:
         self._beat = beat
         self._job: str | None = None
         """Name of its job in Slurm."""
+        self._limit_s = _STOP_S
         self.process: subprocess.Popen[bytes] | None = None
         self.stop_asked_s: float | None = None
 
@@ -57,20 +60,39 @@ class _Command:
         if self.is_stopping():
             return ExitCode.TERMINATED
         command = [argument.replace("{recipe}", str(run.place / "recipe.yaml")) for argument in run.command]
+        environment, request = child_environment(_variables(run, attempt)), None
         if run.engine == "slurm":
             self._job = slurm.job_name(run.id, attempt.number, attempt.nonce)
             with database.transaction(write=False) as db:
                 command = slurm.without(command, cordons.active(db))
+        elif run.hosts is not None:
+            self._limit_s = _STOP_S + _SSH_S
+            assert attempt.node is not None
+            request = ssh.request_of(
+                run.place,
+                attempt.number,
+                attempt.node,
+                run.hosts.options,
+                command=command,
+                directory=run.directory,
+                output=output_of(run.place, attempt.number),
+                environment=environment,
+            )
+            command = [sys.executable, "-m", "smalti.fleet.launch.ssh"]
         self.process = subprocess.Popen(
             command,
-            cwd=run.directory,
-            env=child_environment(_variables(run, attempt)),
-            stdin=subprocess.DEVNULL,
+            cwd=run.directory if request is None else None,
+            env=environment,
+            stdin=subprocess.DEVNULL if request is None else subprocess.PIPE,
             stdout=output,
             stderr=output,
             start_new_session=True,
             preexec_fn=die_with_parent(signal.SIGTERM),
         )
+        if request is not None:
+            assert self.process.stdin is not None
+            with suppress(BrokenPipeError), self.process.stdin as file:
+                file.write(request.encode())
         if self.is_stopping():  # asked while it was being started
             self._forward()
         return self.wait(attempt)
@@ -95,7 +117,7 @@ class _Command:
                 self._beat(attempt)
             if self._job is not None and self.is_stopping() and not asked_slurm:
                 asked_slurm = slurm.stop(self._job)
-            if self.stop_asked_s is not None and clock.now_s() > self.stop_asked_s + _STOP_S:
+            if self.stop_asked_s is not None and clock.now_s() > self.stop_asked_s + self._limit_s:
                 with suppress(ProcessLookupError):
                     os.killpg(self.process.pid, signal.SIGKILL)
 
@@ -144,6 +166,8 @@ def _run(run: Run, attempt: Attempt, command: _Command) -> tuple[int, str | None
         if run.engine == "slurm":
             name = slurm.job_name(run.id, attempt.number, attempt.nonce)
             return (code, None) if command.is_stopping() else slurm.end_of(name, code)
+        if run.hosts is not None:
+            return ssh.end_of(run.place, attempt.number, code)
         return code, None
     except RetryableError as error:  # a full disk
         return ExitCode.RETRY, error.message
@@ -174,6 +198,9 @@ def _variables(run: Run, attempt: Attempt) -> dict[str, str]:
         variables |= {"PYTHONPATH": os.pathsep.join(paths), "PYTHONSAFEPATH": "1"}  # before a checkout in the directory
     if run.engine == "slurm":  # which has the GPUs
         return variables | {"SLURM_JOB_NAME": slurm.job_name(run.id, attempt.number, attempt.nonce)}
+    if run.hosts is not None:
+        variables["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, attempt.gpus))
+        return variables
     names = visible_gpus() if attempt.gpus else []
     variables["CUDA_VISIBLE_DEVICES"] = ",".join(names[gpu] for gpu in attempt.gpus if gpu < len(names))
     return variables if attempt.gpus else variables | {"HIP_VISIBLE_DEVICES": "", "ROCR_VISIBLE_DEVICES": ""}

@@ -1,5 +1,6 @@
 """What a controller does next, as a pure function of the rows and of what it sees of the processes."""
 
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -124,8 +125,9 @@ def _scheduled(jobs: Sequence[Job], room: Room, now_s: float, cordoned: Collecti
     moves = [
         Move(job.run, "STARTING", attempt=len(job.attempts), gpus=())
         for job in jobs
-        if job.run.engine != "local" and _is_due(job.run, now_s)  # another queue has its room
+        if job.run.engine == "slurm" and _is_due(job.run, now_s)  # another queue has its room
     ]
+    moves += _on_hosts([job for job in jobs if job.run.hosts is not None], now_s, cordoned)
     jobs = [job for job in jobs if job.run.engine == "local" and job.run.host not in cordoned]
     by_number = {job.run.number: job for job in jobs}
     entries = [entry for job in jobs if (entry := _entry(job, now_s)) is not None]
@@ -142,6 +144,40 @@ def _scheduled(jobs: Sequence[Job], room: Room, now_s: float, cordoned: Collecti
         job = by_number[number]
         assert job.last is not None
         moves.append(Move(job.run, "TERMINATING", "preempted", job.last.number))
+    return moves
+
+
+def _on_hosts(jobs: Sequence[Job], now_s: float, cordoned: Collection[str]) -> list[Move]:
+    """Return the starts of runs on hosts with room: of a cluster the highest priority first, which none overtakes.
+
+    The host with the most room is taken, if possible another one than that of the attempt before.
+    """
+    moves: list[Move] = []
+    cores: Counter[str] = Counter()
+    gpus: dict[str, set[int]] = {}
+    for job in jobs:
+        if job.run.state in ACTIVE and job.last is not None and job.last.node is not None:
+            cores[job.last.node] += job.run.cores
+            gpus.setdefault(job.last.node, set()).update(job.last.gpus)
+    waiting, full = [job for job in jobs if _is_due(job.run, now_s)], set()
+    for job in sorted(waiting, key=lambda job: (-job.run.priority, job.run.number)):
+        run, hosts = job.run, job.run.hosts
+        assert hosts is not None
+        free = {
+            host: [gpu for gpu in range(hosts.gpus) if gpu not in gpus.get(host, ())]
+            for host in hosts.names
+            if host not in cordoned and cores[host] + run.cores <= hosts.cores
+        }
+        fitting = [host for host in free if len(free[host]) >= run.gpus]
+        if run.cluster in full or not fitting:
+            full.add(run.cluster)
+            continue
+        before = job.last.node if job.last is not None else None
+        host = min(fitting, key=lambda host: (host == before, cores[host], -len(free[host])))
+        taken = tuple(free[host][: run.gpus])
+        moves.append(Move(run, "STARTING", attempt=len(job.attempts), gpus=taken, node=host))
+        cores[host] += run.cores
+        gpus.setdefault(host, set()).update(taken)
     return moves
 
 

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 from smalti.base import clock, database
 from smalti.base.errors import UserError
@@ -11,7 +11,7 @@ from smalti.config.durations import to_seconds
 from smalti.config.launch import LaunchConfig
 from smalti.fleet.launch.code import Code
 from smalti.fleet.queue import secret_values
-from smalti.fleet.queue.runs import Run, get, move, select, this_host, write_event
+from smalti.fleet.queue.runs import Hosts, Run, get, move, select, this_host, write_event
 from smalti.fleet.queue.schedule import Room
 from smalti.fleet.queue.states import ENDED, WAITING
 
@@ -28,6 +28,7 @@ def add(
     code: Code | None = None,
     cluster: str = "local",
     engine: Engine = "local",
+    hosts: Hosts | None = None,
 ) -> Run:
     """Append a run to the queue, and return it.
 
@@ -66,6 +67,7 @@ def add(
             "not_before_s": 0.0,
             "time": clock.utc_text(),
             "secrets": json.dumps(launch.secrets),
+            "hosts": None if hosts is None else json.dumps(asdict(hosts)),
         }
         columns, marks = ", ".join(values), ", ".join(f":{column}" for column in values)
         number = db.execute(f"INSERT INTO fleet_runs ({columns}) VALUES ({marks})", values).lastrowid

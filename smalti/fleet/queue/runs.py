@@ -27,6 +27,17 @@ _UNFINISHED = f"SELECT number FROM fleet_runs WHERE host=? AND state NOT IN ({',
 
 
 @dataclass(frozen=True)
+class Hosts:
+    """Where ssh may start a run: one of these, each with so many cores and GPUs."""
+
+    names: tuple[str, ...]
+    cores: int
+    gpus: int
+    options: tuple[str, ...] = ()
+    """Arguments of ssh."""
+
+
+@dataclass(frozen=True)
 class Run:
     """A launched run; ``smalti/base/database.py`` has the columns."""
 
@@ -66,6 +77,8 @@ class Run:
     """Folder of the packed copy of Smalti that it runs; None: the one that was launched."""
     engine: Engine = "local"
     """What starts it."""
+    hosts: Hosts | None = None
+    """Of the engine ``ssh``, as they were when it was launched."""
 
     @property
     def id(self) -> str:
@@ -257,6 +270,9 @@ def _run(row: sqlite3.Row) -> Run:
         values[name] = json.loads(values[name])
     values |= {"command": tuple(json.loads(values["command"])), "preemptible": bool(values["preemptible"])}
     values["secrets"] = tuple(json.loads(values["secrets"]))
+    if values["hosts"] is not None:
+        hosts = json.loads(values["hosts"])
+        values["hosts"] = Hosts(tuple(hosts["names"]), hosts["cores"], hosts["gpus"], tuple(hosts["options"]))
     return Run(**values)
 
 
