@@ -69,7 +69,7 @@ def check(nodes: network.Nodes, folder: Path, fault: str | None = None, node: st
         for rank, name in enumerate(nodes.names):
             options = planted if name == node else {}
             started.append(nodes.start(name, _command(folder / name), **_options(nodes, rank, **options)))
-        printed = [process.communicate(timeout=400) for process in started]
+        printed = [process.communicate(timeout=1200) for process in started]
     output, errors = printed[0]
     assert started[0].returncode in (0, 3), errors
     result: dict[str, Any] = json.loads(output)
