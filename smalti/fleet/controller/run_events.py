@@ -22,9 +22,8 @@ from smalti.fleet.queue.states import ACTIVE
 from smalti.track.events import FILE_NAME, read_events
 
 _EVERY_S = 2.0
-_MARGIN_S = 60.0
-"""An event of an attempt may seem so much older than its start, by the clock of another machine."""
-_SKEW_S = 0.5
+_SKEW_S, _OTHER_SKEW_S = 0.5, 60.0
+"""An event of an attempt may seem so much older than its start; the second by the clock of another machine."""
 Event = Mapping[str, Any]
 
 
@@ -58,7 +57,8 @@ class RunEvents:
         if size == self._sizes.get(job.run.number, 0):
             return
         assert job.last is not None
-        since_s = min(attempt.started_s for attempt in job.attempts if attempt.started_s is not None) - _MARGIN_S
+        skew_s = _SKEW_S if job.run.engine == "local" else _OTHER_SKEW_S
+        since_s = min(attempt.started_s for attempt in job.attempts if attempt.started_s is not None) - skew_s
         events = [event for event in read_events(folder) if (clock.seconds_of(event.get("time")) or 0.0) >= since_s]
         by_attempt: dict[Any, list[Event]] = {}
         for event in events:

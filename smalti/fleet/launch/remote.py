@@ -33,10 +33,14 @@ _POLL_S = 0.5
 def main() -> None:
     """Do what the request asks for."""
     request = json.load(sys.stdin)
-    folder = Path(request["folder"])
+    folder, host = Path(request["folder"]), os.uname().nodename
+    if not folder.is_dir():
+        error = f"{folder} does not exist on {host}: SMALTI_HOME must be on a file system that all hosts share"
+        print(json.dumps({"error": error}))
+        return
     if request["verb"] == "start" and _claim(folder):
         _detach(folder, request)
-    print(json.dumps({"running": _is_running(folder, os.uname().nodename)}))
+    print(json.dumps({"running": _is_running(folder, host)}))
 
 
 def _claim(folder: Path) -> bool:

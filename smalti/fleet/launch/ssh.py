@@ -41,6 +41,10 @@ class Unreachable(Exception):
     """ssh did not reach the host, or what it started there gave no answer."""
 
 
+class Refused(Exception):
+    """The host cannot run it, now or later."""
+
+
 class Attempt:
     """An attempt on a host, seen through its folder. Its stop is requested by ``stop``."""
 
@@ -85,7 +89,7 @@ class Attempt:
     def _lost(self, host: str, options: Sequence[str], silent_s: float) -> str | None:
         try:
             answer = ask(host, options, {"verb": "look", "folder": str(self.folder)})
-        except Unreachable as error:
+        except (Unreachable, Refused) as error:
             silent = f"{host} does not answer, and the run has shown no sign of life for {silent_s:.0f} s"
             return f"{silent}: {error}" if silent_s > _SILENT_S else None
         return None if answer["running"] else f"it was killed on {host}, or {host} was restarted"
@@ -121,6 +125,9 @@ def main() -> int:
             attempt.stop()  # if the request reaches the host after all
             (attempt.folder / "failed").write_text(f"{host} cannot be reached by ssh: {error}")
             return ExitCode.RETRY
+    except Refused as error:
+        (attempt.folder / "failed").write_text(str(error))
+        return ExitCode.USAGE
     return _ended(attempt, attempt.wait(host, options, stopping))
 
 
@@ -152,7 +159,7 @@ def _ended(attempt: Attempt, end: Json) -> int:
 
 
 def ask(host: str, options: Sequence[str], request: Json) -> Json:
-    """Return the answer of ``remote.py`` on a host. Raises Unreachable.
+    """Return the answer of ``remote.py`` on a host. Raises Unreachable and Refused.
 
     The remote shell gets three words that no run can change: the package's folder, Python, and the module.
     """
@@ -163,7 +170,7 @@ def ask(host: str, options: Sequence[str], request: Json) -> Json:
         done = subprocess.run(
             command, input=json.dumps(request), capture_output=True, text=True, timeout=_ASK_S, check=False
         )
-        return dict(json.loads(done.stdout.splitlines()[-1]))
+        answer = dict(json.loads(done.stdout.splitlines()[-1]))
     except subprocess.TimeoutExpired:
         raise Unreachable(f"no answer within {_ASK_S:.0f} s") from None
     except OSError as error:
@@ -171,6 +178,9 @@ def ask(host: str, options: Sequence[str], request: Json) -> Json:
     except (ValueError, IndexError):
         lines = done.stderr.strip().splitlines()
         raise Unreachable(lines[-1][:300] if lines else f"ssh ended with code {done.returncode}") from None
+    if "error" in answer:
+        raise Refused(answer["error"])
+    return answer
 
 
 def request_of(

@@ -91,9 +91,10 @@ def test_events_at_the_very_end_and_none_of_earlier_runs_are_recorded(tmp_path: 
 
 def test_a_node_whose_check_failed_is_cordoned(tmp_path: Path) -> None:
     folder = tmp_path / "runs" / "r"
-    run = training(folder)
+    run, controls = training(folder, seconds=1.0), control()
+    rounds(controls, lambda: state(run).state == "RUNNING")
     write(folder, "node_checked", node="n7", result="unhealthy", lines=["n7: slow_products: 50%"], rank=None)
-    until_ended(control(), run)
+    until_ended(controls, run)
     with database.transaction(write=False) as db:
         (row,) = [row for row in records.overview(db) if row["node"] == "n7"]
     assert row["cordon"]["by_machine"]
