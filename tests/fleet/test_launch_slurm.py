@@ -71,19 +71,25 @@ def test_a_run_in_slurm_ends_stops_resumes_and_survives_its_node(cluster: Slurm,
     fleet.call(*launch, "name=short")
     assert fleet.until("short-1", "COMPLETED", "FAILED", "STOPPED")["state"] == "COMPLETED", fleet.call("logs", "1")
     assert "done, 30 steps" in fleet.call("logs", "short-1")
+    (used,) = set(cluster.call("squeue", "--states=all", "--noheader", "--format=%N").split())
+    fleet.call("cordon", used, "--reason", "test")
+    fleet.call(*launch, "name=elsewhere")
+    assert fleet.until("elsewhere-2", "COMPLETED", "FAILED", "STOPPED")["state"] == "COMPLETED", fleet.call("logs", "2")
+    assert len(set(cluster.call("squeue", "--states=all", "--noheader", "--format=%N").split())) == 2
+    fleet.call("cordon", used, "--off")
     fleet.call(*launch, "name=bad", "train.parallel.threads=4000")
-    bad = fleet.until("bad-2", "COMPLETED", "FAILED", "STOPPED")
+    bad = fleet.until("bad-3", "COMPLETED", "FAILED", "STOPPED")
     assert (bad["state"], bad["cause"]) == ("FAILED", "usage"), bad
     assert "Slurm took no job" in bad["attempts"][0]["reason"], bad
 
     fleet.call(*launch, "name=long", "train.duration=2000step")
     wait_for(tmp_path / "runs/long/checkpoints/latest")
-    fleet.call("stop", "long-3", "--yes")
-    stopped = fleet.until("long-3", "STOPPED", "FAILED", "COMPLETED")
+    fleet.call("stop", "long-4", "--yes")
+    stopped = fleet.until("long-4", "STOPPED", "FAILED", "COMPLETED")
     assert (stopped["state"], stopped["cause"], stopped["attempts"][0]["code"]) == ("STOPPED", "user", 75)
-    fleet.call("resume", "long-3")
-    ended = fleet.until("long-3", "COMPLETED", "FAILED", "STOPPED")
-    assert (ended["state"], len(ended["attempts"])) == ("COMPLETED", 2), fleet.call("logs", "long-3")
+    fleet.call("resume", "long-4")
+    ended = fleet.until("long-4", "COMPLETED", "FAILED", "STOPPED")
+    assert (ended["state"], len(ended["attempts"])) == ("COMPLETED", 2), fleet.call("logs", "long-4")
 
 
 @pytest.mark.slow

@@ -17,8 +17,10 @@ from ssh_hosts import Hosts, hosts, why_not
 from train_process import losses, one_rank, write_recipe
 from typer.testing import CliRunner
 
+from smalti.base import database
 from smalti.base.errors import UserError
 from smalti.cli.fleet.app import app
+from smalti.cli.fleet.text import to_json
 from smalti.config.clusters import ClustersConfig
 from smalti.config.load import from_dict
 from smalti.fleet.controller import start
@@ -296,9 +298,10 @@ class Fleet:
         return self.cluster.call(*command, cwd=self.work, env=self.env, timeout_s=timeout_s)
 
     def show(self, run: str) -> dict[str, Any]:
-        text = self.call("show", run, "--json")
-        shown: dict[str, Any] = json.loads(text[text.index("{") :])
-        return shown
+        """What ``smalti fleet show --json`` prints, without its start of Python."""
+        with database.transaction(write=False) as db:
+            row = runs.get(db, run)
+            return to_json(row, runs.attempts(db, row.number), [])
 
     def until(self, run: str, *states: str, seconds: float = 300) -> dict[str, Any]:
         end_s = time.monotonic() + seconds
@@ -313,9 +316,10 @@ ENDED = ("COMPLETED", "FAILED", "STOPPED")
 
 @pytest.mark.slow
 @pytest.mark.exhaustive  # two real sshd; the only test with a network that is cut and a host that is lost
-def test_runs_on_hosts_of_ssh(cluster: Hosts, tmp_path: Path) -> None:
+def test_runs_on_hosts_of_ssh(cluster: Hosts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     work = tmp_path / "it's; touch pwned"
     work.mkdir()
+    monkeypatch.setenv("SMALTI_HOME", str(work / "home"))
     write_recipe(work, one_rank("30step"))
     fleet = Fleet(cluster, work)
     launch = ("launch", "r.yaml", "--on", "lab", "--pack", "secrets=[HF_TOKEN]")

@@ -40,13 +40,21 @@ def without(command: Sequence[str], cordoned: Collection[str]) -> list[str]:
         return list(command)
     try:
         answer = subprocess.run(
-            ["sinfo", "--noheader", "--format=%n"], capture_output=True, text=True, timeout=_ASK_S, check=True
-        )
+            ["sinfo", "--noheader", "--Node", "--format=%N %n"],
+            capture_output=True, text=True, timeout=_ASK_S, check=True,
+        )  # fmt: skip
     except (OSError, subprocess.SubprocessError):  # srun reports it too
         return list(command)
-    short = {name.partition(".")[0] for name in cordoned}
-    nodes = sorted({name for name in answer.stdout.split() if name.partition(".")[0] in short})
-    return [command[0], f"--exclude={','.join(nodes)}", *command[1:]] if nodes else list(command)
+    short, nodes = {_short(name) for name in cordoned}, set()
+    for line in answer.stdout.splitlines():
+        name, _, host = line.strip().partition(" ")
+        if short & {_short(name), _short(host)}:
+            nodes.add(name)
+    return [command[0], f"--exclude={','.join(sorted(nodes))}", *command[1:]] if nodes else list(command)
+
+
+def _short(host: str) -> str:
+    return host.partition(".")[0]
 
 
 def job_name(run_id: str, attempt: int, nonce: str) -> str:

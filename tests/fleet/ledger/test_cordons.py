@@ -178,10 +178,11 @@ def test_a_cordoned_machine_starts_nothing_and_says_so(
 
 
 def test_slurm_leaves_out_the_cordoned_nodes_that_it_knows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "sinfo").write_text("#!/bin/sh\nprintf 'n1\\nn2\\nn3\\n'\n")
+    (tmp_path / "sinfo").write_text("#!/bin/sh\nprintf 'n1 n1\\nn2 n2.lab\\ngpu3 n3\\nn1 n1\\n'\n")
     (tmp_path / "sinfo").chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
-    assert slurm.without(["srun", "-n1", "x"], {"n2.lab.org", "other", "n1"}) == ["srun", "--exclude=n1,n2", "-n1", "x"]
+    left_out = {"n2.lab.org", "n1", "n3", "other"}
+    assert slurm.without(["srun", "-n1", "x"], left_out) == ["srun", "--exclude=gpu3,n1,n2", "-n1", "x"]
     assert slurm.without(["srun", "x"], {"other"}) == ["srun", "x"]
     assert slurm.without(["srun", "x"], ()) == ["srun", "x"]
 
