@@ -25,18 +25,15 @@ def _trial(four: Nodes, folder: Path, fault: str | None, node: str) -> set[tuple
 
 @pytest.mark.slow
 def test_naming_of_one_planted_fault(four, tmp_path):
-    """Four real commands, the least that shows that the node with a CPU quota is named and no other."""
-    found = _trial(four, tmp_path / "slow", "slow node", "n2")
-    assert ("n2", "slow_products") in found
-    assert {node for node, _ in found} == {"n2"}
+    """Four real commands, the least that shows that the node with the fault is named and no other."""
+    assert _trial(four, tmp_path / "trial", "wrong matmul", "n2") == {("n2", "wrong_products")}
 
 
 @pytest.mark.exhaustive
-@pytest.mark.parametrize("fault", [None, *(fault for fault in FAULTS if fault != "slow node")])
+@pytest.mark.parametrize("fault", ["slow link", "full disk", "clock skew", "other library version"])
 def test_naming_of_each_kind_of_fault(four, tmp_path, fault):
-    """The other kinds, as above; and healthy nodes, while other tests use the processors."""
-    found = _trial(four, tmp_path / "trial", fault, "n3")
-    assert found == ({("n3", FAULTS[fault])} if fault else set())
+    """The other kinds, as above; a slow node and healthy ones are in the sample of the proof."""
+    assert _trial(four, tmp_path / "trial", fault, "n3") == {("n3", FAULTS[fault])}
 
 
 @pytest.mark.exhaustive
