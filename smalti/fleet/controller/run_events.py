@@ -103,9 +103,11 @@ def _in_run(run: Run, node: str | None) -> Incident:
 def _report(db: sqlite3.Connection, incident: Incident, events: Sequence[Event]) -> None:
     """Record an incident with what the events of its attempt say of it."""
     ended, checked = _last_of(events, "attempt_ended"), _last_of(events, "node_checked")
+    faults = (event for event in events if event["event"] in records.FAULTS and event.get("node"))
     if ended is not None:
         incident = replace(
             incident,
+            node=next((str(event["node"]) for event in faults), incident.node),
             source=f"{incident.run}/{ended['attempt']}",
             reason=str(ended.get("cause") or incident.reason),
             message=str(ended.get("reason") or incident.message),

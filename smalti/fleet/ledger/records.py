@@ -16,7 +16,7 @@ from smalti.fleet.queue.runs import Run
 Kind = Literal["check", "fault"]
 Json = dict[str, Any]
 
-FAULTS = ("rank_died", "rank_hung", "rank_unresponsive", "oom", "not_finite")
+FAULTS = ("rank_died", "rank_hung", "rank_unresponsive", "node_lost", "oom", "not_finite")
 _RECENT_S = 3600.0
 """An older check of an event cordons no node: the node may have been repaired since."""
 

@@ -101,6 +101,16 @@ def test_a_node_whose_check_failed_is_cordoned(tmp_path: Path) -> None:
     assert row["cordon"]["reason"] == f"the check of {run.id} failed: n7: slow_products: 50%"
 
 
+def test_a_fault_of_a_rank_on_another_node_is_that_nodes(tmp_path: Path) -> None:
+    run = training(tmp_path / "runs" / "r")
+    with database.transaction() as db:
+        for event in ({"event": "rank_died", "rank": 3, "node": "n7", "code": 1}, {"event": "node_lost", "node": "n8"}):
+            records.add_event(db, run, HOST, {**event, "time": clock.utc_text(), "attempt": 0})
+    assert ledger("n7") == [("fault", "rank_died")]
+    assert ledger("n8") == [("fault", "node_lost")]
+    assert ledger() == []
+
+
 def test_an_old_check_cordons_nothing(tmp_path: Path) -> None:
     run = training(tmp_path / "runs" / "r")
     event = {"event": "node_checked", "node": "n7", "result": "unhealthy", "time": "2026-01-01T00:00:00.000Z"}
