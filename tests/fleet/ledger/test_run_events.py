@@ -80,8 +80,9 @@ def test_events_at_the_very_end_and_none_of_earlier_runs_are_recorded(tmp_path: 
     folder.mkdir(parents=True)
     old = '{"time": "2020-01-01T00:00:00.000Z", "attempt": 0, "event": "rank_died", "rank": 0, "code": 1}\n'
     (folder / "events.jsonl").write_text(old)
-    line = old.replace("2020-01-01T00:00:00.000Z", clock.utc_text()).replace('"rank": 0', '"rank": 7').strip()
-    script = f"sleep 0.2; echo '{line}' >> events.jsonl"
+    line = old.replace('"rank": 0', '"rank": 7').strip()
+    now = "$(date -u +%Y-%m-%dT%H:%M:%S.%3NZ)"
+    script = f"sleep 0.2; echo '{line}' | sed s/2020-01-01T00:00:00.000Z/{now}/ >> events.jsonl"
     run = changes.add(
         "r", ["/bin/sh", "-c", script], LaunchConfig(), Room(cores=1), directory=str(folder), folder=str(folder)
     )
