@@ -3,7 +3,7 @@
 Vectors of hashed words, k-means, and within a cluster the documents that are nearest to one that stays: Abbas et al.,
 "SemDeDup", arXiv 2303.09540. Guarantees: held-out documents stay, every drop has its partner and cosine, and the same
 documents give the same bytes on any number of processes. Memory: the space of 16,384 sampled documents (about 1 GiB),
-30 bytes for each document, and the ids of partners.
+60 bytes for each document, and the ids of partners.
 """
 
 import shutil
