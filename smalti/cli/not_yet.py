@@ -9,7 +9,6 @@ NOT_YET = {
     "plan ladder": "smalti plan budget gives parameters and tokens by published laws",
     "plan fit": "smalti plan budget gives parameters and tokens by published laws",
     "plan predict": "smalti plan budget gives the loss by published laws",
-    "data compare": "smalti runs diff RUN RUN compares runs on two data sets",
     "data explore": "smalti data documents and smalti data inspect show what is there",
     "data ls": "smalti data inspect FOLDER shows one folder of token files",
     "eval judge": None,

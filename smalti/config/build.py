@@ -61,6 +61,13 @@ class BuildInput(Config):
         return self
 
 
+class SemanticConfig(Config):
+    """Documents that say nearly the same as another one, in other words too, are dropped."""
+
+    keep: Real = Field(gt=0, lt=1)
+    """Fraction of the training documents to keep; those most similar to a kept one are dropped."""
+
+
 class BuildConfig(Config):
     """Raw documents -> clean, deduplicated documents; every dropped document is recorded."""
 
@@ -88,6 +95,9 @@ class BuildConfig(Config):
     dedup``."""
     near_threshold: Real = Field(0.65, gt=0, le=1)
     """Minimum Jaccard similarity of two near-duplicates."""
+    semantic: SemanticConfig | None = None
+    """Drop what says nearly the same, after other duplicates, until the fraction ``keep`` is left: by the cosine of
+    vectors of words within clusters (SemDeDup). Absent: nothing."""
     repeats: Repeats = "none"
     """What is cut out of training documents where it came earlier in the set, word for word, after duplicates are
     dropped: ``passages`` (any ``repeat_words`` consecutive words), ``paragraphs`` or ``lines`` (with as many words or

@@ -25,6 +25,7 @@ NOT_RUN = {
     "smalti data classifier train --good data/good --bad data/bad --output quality.npz": "test_quality_classifier.py",
     "smalti data why crawl/page-1.html data/web": "needs a set of pages; tests/cli/data",
     "smalti data diff data/web-1 data/web-2": "needs two sets; tests/cli/data",
+    "smalti data compare data/web-1 data/web-2 --tokens 2M --yes": "the same",
     "smalti fleet hold --host 0.0.0.0 --port 7390": "does not end; tests/fleet/test_neighbour.py start it",
     "smalti eval lint mine.jsonl; smalti eval lint --suite gauntlet data=DIR --json": "the same; test_evals_lint.py",
 } | dict.fromkeys(

@@ -213,8 +213,8 @@ def _attention() -> str:
 
 def _semdedup() -> str:
     return (
-        "semantic deduplication is not implemented. Would prove it: two equal runs, with half of the data removed by "
-        "it and at random"
+        "not measured. Would prove it: `smalti data compare` of two sets, with half of the data removed by `semantic` "
+        "and at random"
     )
 
 

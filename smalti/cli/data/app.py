@@ -4,6 +4,7 @@ import typer
 
 from smalti.cli.data.build import build
 from smalti.cli.data.classifier import app as classifier
+from smalti.cli.data.compare import compare
 from smalti.cli.data.curate import curate
 from smalti.cli.data.dedup import dedup
 from smalti.cli.data.diff import diff
@@ -27,6 +28,7 @@ app.command(epilog="Example: smalti data documents data/demo/raw")(documents)
 app.command(epilog="Example: smalti data build pages.yaml languages=[en,de] --dry-run")(build)
 app.command(epilog="Example: smalti data why crawl/page-1.html data/web")(why)
 app.command(epilog="Example: smalti data diff data/web-1 data/web-2")(diff)
+app.command(epilog="Example: smalti data compare data/web-1 data/web-2 --tokens 2M --yes")(compare)
 app.command(epilog="Example: smalti data curate demo-curate heldout_frac=0.1 --dry-run")(curate)
 app.command(epilog="Example: smalti data dedup demo-dedup threshold=0.8 --dry-run")(dedup)
 app.command(epilog="Example: smalti data tokenize demo-tokenize output=data/demo/tokens-2")(tokenize)

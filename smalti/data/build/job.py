@@ -1,4 +1,4 @@
-"""``smalti data build``: extract, annotate, select, remove near-duplicates, cut repeats, publish.
+"""``smalti data build``: extract, annotate, select, remove near and similar documents, cut repeats, publish.
 
 Guarantees: the same inputs and recipe give the same files, byte for byte, with any number of processes and after any
 kill; every document that was found is in ``documents/`` or in ``drops/``; what did not change is not computed again;
@@ -26,6 +26,7 @@ from smalti.data.build.publish import publish
 from smalti.data.build.repeats.cut import cut_repeats
 from smalti.data.build.report import BuildReport
 from smalti.data.build.select import select
+from smalti.data.build.semantic.drop import drop_similar
 from smalti.data.build.shards import Shard, n_workers, run_shards, shards_digest
 from smalti.data.documents.files import find_files
 from smalti.data.documents.publish import check_not_nested, only_writer
@@ -76,6 +77,9 @@ def build(config: BuildConfig, progress: Progress = no_progress) -> BuildReport:
         if config.dedup == NEAR:
             near = _near_config(config, selected, work)
             done.append(steps.stage(NEAR, {}, lambda to: _near(near, to, progress)))
+        if config.semantic is not None:
+            distinct = done[-1]
+            done.append(steps.stage("semantic", {}, lambda to: drop_similar(to, distinct, config, progress)))
         if config.repeats != "none":
             last = done[-1]
             done.append(steps.stage("repeats", {}, lambda to: cut_repeats(to, last, config, progress)))

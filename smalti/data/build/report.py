@@ -26,8 +26,9 @@ _STEP_OF = {
     "decontaminate": "decontaminate",
     "language": "language",
     "repeats": "repeats",
+    "semantic": "semantic",
 }
-_STEPS = ("extract", "language", "quality", "pii", "decontaminate", "deduplicate", "repeats")
+_STEPS = ("extract", "language", "quality", "pii", "decontaminate", "deduplicate", "semantic", "repeats")
 
 
 @dataclass(frozen=True)
@@ -60,7 +61,7 @@ class BuildReport:
         }
         values["build"]["steps"] = _steps(sources)
         for record in records:
-            values |= {name: record[name] for name in ("dedup", "repeats") if name in record}
+            values |= {name: record[name] for name in ("dedup", "semantic", "repeats") if name in record}
         return cls(values)
 
     @classmethod
@@ -114,6 +115,10 @@ class BuildReport:
             notes.append(f"files that are not UTF-8: {counts}")
         if built["cut_parts"]:
             notes.append(f"long documents were cut into {format_quantity(built['cut_parts'], 'part')} (ID#1, ID#2 ...)")
+        if values.get("semantic"):
+            semantic = values["semantic"]
+            limit = "none" if semantic["threshold"] is None else f"{semantic['threshold']:.3f}"
+            notes.append(f"similar documents: dropped from cosine {limit} on, in {semantic['clusters']:,} clusters")
         if values.get("repeats"):
             repeats = values["repeats"]
             notes.append(
@@ -145,6 +150,11 @@ class BuildReport:
         parts += ["## Languages", "", *markdown_table(("language", "documents read"), languages), ""]
         if built["near_limits"]:
             parts += ["## Examples near the limits", "", *_examples(built["near_limits"])]
+        if self.values.get("semantic", {}).get("examples"):
+            similar = [[f"{row['cosine']:.3f}", *(_cell(row[side][name]) for side in ("dropped", "kept")
+                        for name in ("document", "text"))] for row in self.values["semantic"]["examples"]]  # fmt: skip
+            head = ("cosine", "dropped", "text", "kept", "text")
+            parts += ["## Similar documents", "", *markdown_table(head, similar), ""]
         if self.values.get("repeats", {}).get("examples"):
             cuts = [[_cell(f"{row['source']}/{row['id']}"), f"{row['words']:,}", _cell(row["text"])]
                     for row in self.values["repeats"]["examples"]]  # fmt: skip

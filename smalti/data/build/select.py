@@ -1,7 +1,7 @@
 """The step that applies the policy and drops exact duplicates; it writes a folder that ``smalti data dedup`` reads.
 
-Memory: a batch of texts, the examples of the report, 16 bytes for each document of the largest source, and what exact
-duplicates take (``find_duplicates``).
+Memory: a batch of texts, the examples of the report, about 230 bytes for each document (measured without duplicates:
+311 MiB for 40,000, 354 MiB for 240,000, most of it the comparison of digests), and what exact duplicates take.
 """
 
 from array import array

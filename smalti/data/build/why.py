@@ -19,6 +19,7 @@ import pyarrow.dataset
 from smalti.base.errors import DataError
 from smalti.data.build.policy import LANGUAGE_RULE, QUALITY_RULE, RULES
 from smalti.data.build.report import read_build, step_of
+from smalti.data.build.semantic.drop import RULE
 from smalti.data.build.shards import shards_digest
 from smalti.data.prepare.dedup.decide import NEAR, NEAR_HELDOUT
 
@@ -47,14 +48,14 @@ def why(folder: str, document: str, work: str | None = None) -> list[dict[str, A
     rows = list(_rows_of(folder, document))
     if not rows:
         raise DataError(f"{folder} has no document '{document}'", hint=_similar(folder, document))
-    return [_fate(folder, row, record["config"], _shard_rows(steps, record, row)) for row in rows]
+    return [_fate(folder, row, record, _shard_rows(steps, record, row)) for row in rows]
 
 
-def _fate(folder: str, row: dict[str, Any], config: dict[str, Any], shards: dict[str, Any] | None) -> dict[str, Any]:
+def _fate(folder: str, row: dict[str, Any], record: dict[str, Any], shards: dict[str, Any] | None) -> dict[str, Any]:
     text = row.pop("text", None)
     fate: dict[str, Any] = dict(row)
     if not row["kept"]:
-        fate |= {"step": step_of(row["rule"]), "limit": _limit(row["rule"], config)}
+        fate |= {"step": step_of(row["rule"]), "limit": _limit(row["rule"], record)}
         fate["partners"] = _partners(folder, row["partner"])
     else:
         fate["kept_instead_of"] = _losers(folder, f"{row['source']}/{row['id']}")
@@ -66,7 +67,7 @@ def _fate(folder: str, row: dict[str, Any], config: dict[str, Any], shards: dict
             **{name: annotated[name] for name in ("language_score", "evaluation", "quality")},
             "pii": dict(Counter(span[2] for span in json.loads(annotated["pii"] or "[]"))),
             "rules": [
-                {**score, **_limit(score["rule"], config), "passes": RULES[score["rule"]].passes(score["score"])}
+                {**score, **_limit(score["rule"], record), "passes": RULES[score["rule"]].passes(score["score"])}
                 for score in annotated["scores"]
             ],
         }
@@ -75,15 +76,17 @@ def _fate(folder: str, row: dict[str, Any], config: dict[str, Any], shards: dict
     return fate
 
 
-def _limit(rule: str, config: dict[str, Any]) -> dict[str, float | None]:
+def _limit(rule: str, record: dict[str, Any]) -> dict[str, float | None]:
     """Return the scores between which a rule keeps a document; None: no limit."""
-    low, high = -math.inf, math.inf
+    low, high, config = -math.inf, math.inf, record["config"]
     if rule in RULES:
         low, high = RULES[rule].low, RULES[rule].high
     elif rule in (LANGUAGE_RULE, QUALITY_RULE):
         low = float(config["min_language_score" if rule == LANGUAGE_RULE else "min_quality"])
     elif rule in (NEAR, NEAR_HELDOUT):
         high = float(config["near_threshold"])
+    elif rule == RULE:
+        high = float(record["semantic"]["threshold"])
     return {"low": None if math.isinf(low) else low, "high": None if math.isinf(high) else high}
 
 

@@ -274,24 +274,29 @@ def many_files(folder: Path) -> None:
         write_jsonl(folder / f"source{number}" / "a.jsonl", {f"{number}-{i}": text for i, text in enumerate(chosen)})
 
 
-def recipe(folder: Path, output: str, work: str) -> Path:
+def recipe(folder: Path, output: str, work: str, more: str = "") -> Path:
     inputs = ", ".join(str(path) for path in sorted((folder / "in").iterdir()))
     path = folder / f"{output}.yaml"
-    path.write_text(f"name: kills\ninputs: [{inputs}]\noutput: {folder / output}\nwork: {folder / work}\n")
+    path.write_text(f"name: kills\ninputs: [{inputs}]\noutput: {folder / output}\nwork: {folder / work}\n{more}")
     return path
 
 
+CUTS = "dedup: exact\nsemantic: {keep: 0.8}\nrepeats: passages\nrepeat_words: 8\nheldout_frac: 0.1\n"
+
+
 @pytest.mark.slow
-def test_workers_and_kills_at_random_moments_do_not_change_a_byte(tmp_path, proof):
+@pytest.mark.sample(1)
+@pytest.mark.parametrize("more", ["", CUTS], ids=["near", "semantic-repeats"])
+def test_workers_and_kills_at_random_moments_do_not_change_a_byte(tmp_path, proof, more):
     many_files(tmp_path / "in")
     command = [sys.executable, "-m", "smalti", "data", "build"]
     started = time.monotonic()
-    subprocess.run([*command, recipe(tmp_path, "whole", "work-a"), "workers=1"], check=True, capture_output=True)
+    subprocess.run([*command, recipe(tmp_path, "whole", "work-a", more), "workers=1"], check=True, capture_output=True)
     seconds = time.monotonic() - started
     moments = np.random.default_rng(3).uniform(0.2, 1.0, proof(short=2, full=20))
     killed = 0
     for number, moment in enumerate(moments):
-        path = recipe(tmp_path, f"killed{number}", f"work{number}")
+        path = recipe(tmp_path, f"killed{number}", f"work{number}", more)
         process = subprocess.Popen([*command, path, "workers=2"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         time.sleep(seconds * moment)
         killed += process.poll() is None
@@ -300,3 +305,8 @@ def test_workers_and_kills_at_random_moments_do_not_change_a_byte(tmp_path, proo
         subprocess.run([*command, path, "workers=2"], check=True, capture_output=True)
         assert everything(tmp_path / f"killed{number}") == everything(tmp_path / "whole")
     assert killed
+    if more:
+        report = json.loads((tmp_path / "whole" / "report.json").read_text())
+        dropped = {step["step"]: step["dropped"] for step in report["build"]["steps"]}
+        assert dropped["semantic"] > 10
+        assert report["repeats"]["documents"] > 10

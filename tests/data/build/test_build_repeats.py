@@ -18,7 +18,7 @@ from planted_documents import prose
 from smalti.config.build import BuildConfig
 from smalti.data.build.job import build
 from smalti.data.build.repeats.cut import cut_repeats
-from smalti.data.build.repeats.find import Block, write_cuts, write_earlier, write_hashes
+from smalti.data.build.repeats.find import blocks_of, write_cuts, write_earlier, write_hashes
 from smalti.data.build.repeats.spans import find_spans, without
 from smalti.data.build.why import why
 
@@ -58,7 +58,7 @@ def cut_in_blocks(groups: Sequence[Sequence[str]], unit: str, min_words: int, ra
         with pq.ParquetWriter(path, tables[0].schema) as writer:
             for table in tables:
                 writer.write_table(table)
-        blocks = [Block(str(path), number, 1) for number in range(len(groups))]
+        blocks = blocks_of(path)
         hashes = [folder / f"{number}.npy" for number in range(len(groups))]
         for file, block in zip(hashes, blocks, strict=True):
             write_hashes(file, block, unit, min_words)

@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 from smalti.base import store
 from smalti.base.progress import Progress
 from smalti.config.build import REPEAT_WORDS, BuildConfig
-from smalti.data.build.repeats.find import Block, write_cuts, write_earlier, write_hashes
+from smalti.data.build.repeats.find import blocks_of, write_cuts, write_earlier, write_hashes
 from smalti.data.build.repeats.spans import without
 from smalti.data.build.shards import Shard, n_workers, run_shards
 from smalti.data.documents.heldout import HELDOUT, SPLITS, TRAIN
@@ -34,7 +34,7 @@ def cut_repeats(to: Path, before: Path, config: BuildConfig, progress: Progress)
     unit, min_words = config.repeats, config.repeat_words or REPEAT_WORDS[config.repeats]
     sources = sorted(path.name for path in (before / "documents").iterdir())
     paths = [before / "documents" / source / f"{split}.parquet" for split in (HELDOUT, TRAIN) for source in sources]
-    blocks = [block for path in paths for block in _blocks(path)]
+    blocks = [block for path in paths for block in blocks_of(path)]
     workers = n_workers(config)
     hashes = [to / "hashes" / f"{number:08d}.npy" for number in range(len(blocks))]
     tasks = [Shard(path, (block, unit, min_words), block.n_bytes) for path, block in zip(hashes, blocks, strict=True)]
@@ -58,12 +58,6 @@ def cut_repeats(to: Path, before: Path, config: BuildConfig, progress: Progress)
     totals["examples"] = longest
     record = {"format": 1, "kind": FORMAT_KIND, "complete": True, "entries": ["documents", "drops"]}
     store.write_json(to / RECORD_NAME, record | report.as_json() | {"repeats": totals})
-
-
-def _blocks(path: Path) -> list[Block]:
-    with pq.ParquetFile(path) as file:
-        groups = [file.metadata.row_group(number) for number in range(file.num_row_groups)]
-    return [Block(str(path), number, group.total_byte_size) for number, group in enumerate(groups)]
 
 
 def _write(

@@ -32,6 +32,14 @@ class Block:
     path: str
     group: int
     n_bytes: int
+    n_rows: int
+
+
+def blocks_of(path: Path) -> list[Block]:
+    """Return the row groups of a documents file."""
+    with pq.ParquetFile(path) as file:
+        groups = [file.metadata.row_group(number) for number in range(file.num_row_groups)]
+    return [Block(str(path), number, group.total_byte_size, group.num_rows) for number, group in enumerate(groups)]
 
 
 def write_hashes(path: Path, block: Block, unit: Repeats, min_words: int) -> None:

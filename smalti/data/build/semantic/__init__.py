@@ -1,0 +1,1 @@
+"""The step of a build that drops documents which say nearly the same as another one."""
