@@ -27,7 +27,7 @@ from smalti.base.errors import RetryableError
 from smalti.base.hashing import xxh3_stream
 from smalti.distributed.checkpoint import shards
 from smalti.distributed.checkpoint.staging import HostCopy
-from smalti.distributed.group.world import first_failure, gather, rank
+from smalti.distributed.group.world import background_group, first_failure, gather, rank
 from smalti.track.checkpoints import manifest
 from smalti.track.checkpoints.marks import VERIFIED, mark
 from smalti.track.checkpoints.names import folder_name
@@ -107,8 +107,7 @@ class Saver:
             make_room = partial(remove_leftovers, memory)
             self._memory = _Place(memory, make_room, world.local_rank == 0, of_node=of_node)
         self._device = device or torch.device("cpu")
-        several = dist.is_initialized() and dist.get_world_size() > 1
-        self._group = dist.new_group(backend="gloo", timeout=WRITE_TIMEOUT) if several else None
+        self._group = background_group(WRITE_TIMEOUT)
         self._key: Any = None
         self._copy: HostCopy | None = None
         self._shards: list[shards.Shard] = []

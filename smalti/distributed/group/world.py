@@ -21,6 +21,8 @@ from smalti.base.errors import RetryableError, UserError
 from smalti.distributed.group.handshake import Card, meet
 
 T = TypeVar("T")
+_BACKGROUND = "background"
+"""The description of process groups of threads beside training."""
 
 
 class RaisedOnAllRanks(Exception):
@@ -184,20 +186,28 @@ def _as_sent(error: Exception) -> Exception:
     return error
 
 
+def background_group(timeout: timedelta) -> dist.ProcessGroup | None:
+    """Return a gloo group of all ranks for a thread beside training, None for a world of one. A collective.
+
+    Its collectives are not counted: ranks start them at other moments, whatever their training does.
+    """
+    if not dist.is_initialized() or dist.get_world_size() == 1:
+        return None
+    return dist.new_group(backend="gloo", timeout=timeout, group_desc=_BACKGROUND)
+
+
 def count_collectives() -> int:
-    """Return the number of collectives that this rank has started, over all process groups."""
-    if not dist.is_initialized():
-        return 0
-    groups: Any = dist.distributed_c10d._world.pg_map
-    return sum(group._get_sequence_number_for_group() for group in groups)
+    """Return the number of collectives that this rank's training has started, over all process groups."""
+    return sum(collectives_by_group().values())
 
 
 def collectives_by_group() -> dict[str, int]:
-    """Return the number of collectives that this rank has started, by the name of the process group."""
+    """Return the number of collectives that this rank's training has started, by the name of the process group."""
     if not dist.is_initialized():
         return {}
     names: Any = dist.distributed_c10d._world.pg_names
-    return {name: group._get_sequence_number_for_group() for group, name in list(names.items())}
+    groups = [(name, group) for group, name in list(names.items()) if group.group_desc != _BACKGROUND]
+    return {name: group._get_sequence_number_for_group() for name, group in groups}
 
 
 def rank() -> int:

@@ -1,9 +1,11 @@
 """Work of rank 0 for all ranks: each gets its result or raises its error. A group of the caller has hosts too."""
 
 from collections.abc import Callable
+from datetime import timedelta
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from gloo_ranks import run_ranks
 
 from smalti.base import env
@@ -116,3 +118,19 @@ def _join(rank: int) -> tuple[str, ...]:
 
 def test_a_process_group_of_the_caller_has_hosts_too() -> None:
     assert run_ranks(2, _join, timeout_s=60) == [("host-0", "host-1")] * 2
+
+
+def _count(rank: int) -> list[tuple[int, int]]:
+    """Return what is counted, over all groups and of the first, after a collective of training and one of a saver."""
+    background = world.background_group(timedelta(seconds=30))
+    counts = []
+    for group in (None, background):
+        dist.barrier(group=group)
+        counts.append((world.count_collectives(), len(world.collectives_by_group())))
+    return counts
+
+
+def test_collectives_of_a_thread_beside_training_are_not_counted() -> None:
+    for (trained, groups), (saved, groups_then) in run_ranks(2, _count, timeout_s=60):
+        assert trained > 0
+        assert (saved, groups_then) == (trained, groups)
