@@ -125,6 +125,48 @@ def test_what_does_not_fit_is_refused(tmp_path: Path, held: tuple[str, Path], mo
     assert not folder.joinpath("dense").exists()
 
 
+def test_a_process_without_the_key_gets_no_proof_to_relay() -> None:
+    """It listens, and passes what each of two clients sends to the other: neither answers before a proof of a server."""
+    errors: list[BaseException] = []
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+
+        def join() -> None:
+            try:
+                stream.connect("127.0.0.1", port, KEY.encode(), silence_s=5)
+            except BaseException as error:
+                errors.append(error)
+
+        clients = [threading.Thread(target=join) for _ in range(2)]
+        for client_thread in clients:
+            client_thread.start()
+        first, second = (stream.Connection(listener.accept()[0].detach()) for _ in clients)
+        for sender, receiver in ((first, second), (second, first)):
+            receiver.send_bytes(sender.recv_bytes(100))
+        for each in (first, second):
+            each.send_bytes(b"?" * 32)
+        for client_thread in clients:
+            client_thread.join(20)
+        for each in (first, second):
+            with pytest.raises((EOFError, OSError)):
+                each.recv_bytes()
+            each.close()
+    assert [type(error) for error in errors] == [stream.AuthenticationError] * 2
+
+
+def test_a_proof_of_one_role_and_of_other_numbers_is_refused(held: tuple[str, Path]) -> None:
+    host, port = held[0].split(":")
+    for role in ("server", "client"):
+        with stream.Connection(socket.create_connection((host, int(port))).detach()) as connection:
+            connection.send_bytes(b"n" * 32)
+            nonces = b"n" * 32 + connection.recv_bytes()
+            proof = connection.recv_bytes()
+            assert proof == stream._proof(KEY.encode(), b"server", nonces)
+            connection.send_bytes(proof if role == "server" else stream._proof(KEY.encode(), b"client", nonces[::-1]))
+            with pytest.raises((EOFError, OSError)):
+                connection.recv_bytes()
+
+
 def test_another_key_and_a_connection_that_breaks_leave_nothing(
     tmp_path: Path, held: tuple[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,16 +1,20 @@
 """Connections between agents, and an agent and a holder: authenticated, with time limits; and copies sent over them.
 
-Both sides prove with HMAC that they have the same key (``multiprocessing.connection``); what is sent is not encrypted.
+Both sides prove with HMAC-SHA256 that they have the same key, the one that accepts first, each over its role and the
+random numbers of both: a process without the key gets no proof that another connection would take. Later messages are
+neither encrypted nor signed: who is on the path of a connection can read and change them.
 Messages are JSON and files are bytes: nothing that is received is unpickled.
 """
 
+import hmac
 import json
+import os
 import socket
 import struct
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from multiprocessing import AuthenticationError
-from multiprocessing.connection import Connection, answer_challenge, deliver_challenge
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import IO, Any
 
@@ -21,6 +25,7 @@ _PIECE_BYTES = 8 << 20
 _MESSAGE_BYTES = 4 << 20
 _SILENCE_S = 60.0
 """A side that neither sends nor receives for so long is lost."""
+_NONCE_BYTES = _PROOF_BYTES = 32
 
 Message = dict[str, Any]
 
@@ -32,8 +37,11 @@ def connect(host: str, port: int, key: bytes, timeout_s: float = 10.0, silence_s
     """
     connection = _opened(socket.create_connection((host, port), timeout=timeout_s), silence_s)
     try:
-        answer_challenge(connection, key)
-        deliver_challenge(connection, key)
+        nonces = os.urandom(_NONCE_BYTES)
+        connection.send_bytes(nonces)
+        nonces += _receive(connection, _NONCE_BYTES)
+        _require_proof(connection, key, b"server", nonces)
+        connection.send_bytes(_proof(key, b"client", nonces))  # only to a server that has the key
     except BaseException:
         connection.close()
         raise
@@ -44,12 +52,32 @@ def accept(accepted: socket.socket, key: bytes, silence_s: float = _SILENCE_S) -
     """Return the connection of an agent that has the same key. Raises OSError, AuthenticationError, EOFError."""
     connection = _opened(accepted, silence_s)
     try:
-        deliver_challenge(connection, key)
-        answer_challenge(connection, key)
+        nonce = os.urandom(_NONCE_BYTES)
+        nonces = _receive(connection, _NONCE_BYTES) + nonce
+        connection.send_bytes(nonce)
+        connection.send_bytes(_proof(key, b"server", nonces))
+        _require_proof(connection, key, b"client", nonces)
     except BaseException:
         connection.close()
         raise
     return connection
+
+
+def _proof(key: bytes, role: bytes, nonces: bytes) -> bytes:
+    """Return the proof of one side. nonces: of the client and of the server."""
+    return hmac.digest(key, b"smalti " + role + nonces, "sha256")
+
+
+def _require_proof(connection: Connection, key: bytes, role: bytes, nonces: bytes) -> None:
+    if not hmac.compare_digest(_receive(connection, _PROOF_BYTES), _proof(key, role, nonces)):
+        raise AuthenticationError("the other side has another key")
+
+
+def _receive(connection: Connection, size: int) -> bytes:
+    received = connection.recv_bytes(size)
+    if len(received) != size:
+        raise AuthenticationError(f"{len(received)} bytes were received in place of {size}")
+    return received
 
 
 def end_listening(listener: socket.socket) -> None:
