@@ -216,10 +216,10 @@ class Nodes:
         began_s, is_said = clock.now_s(), False
         while not stops():
             room, waited_s = self.room, clock.now_s() - began_s
-            if room >= ranks:
+            if room >= ranks and self._choose(ranks):
                 return ranks
             count = fewer(room) if waited_s >= self._lease_s else None
-            if count is not None:
+            if count is not None and self._choose(count):
                 log.get("fleet").warning("continuing on %d of %d ranks: no node has joined", count, self._ranks)
                 return count
             there = f"{', '.join([self.name, *(node.name for node in self._usable())])} of {self._count(ranks)} nodes"
@@ -236,11 +236,19 @@ class Nodes:
     # ---- an attempt ----
 
     def place(self, ranks: int) -> list[str]:
-        """Choose the nodes of the next attempt, those of the one before first; returns their names."""
-        usable = self._usable()
-        kept = [node for node in self._used if node in usable]
-        self._used = [*kept, *(node for node in usable if node not in kept)][: self._count(ranks) - 1]
+        """Return the names of the nodes of the next attempt, which ``wait`` has chosen. A spare replaces one that was
+        lost since then; without a spare it ends the attempt at once (``lost``)."""
+        self._choose(ranks)
         return [self.name, *(node.name for node in self._used)]
+
+    def _choose(self, ranks: int) -> bool:
+        """Choose the nodes of the next attempt, those of the one before first; returns whether there are enough."""
+        count = self._count(ranks) - 1
+        chosen = sorted(self._usable(), key=lambda node: node not in self._used)[:count]
+        if len(chosen) < count:
+            return False
+        self._used = chosen
+        return True
 
     def start(
         self, command: Sequence[str], folder: RunFolder, *, ranks: int, threads: int, memory: Path | None

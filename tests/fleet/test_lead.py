@@ -1,0 +1,82 @@
+"""The lead of several nodes, with connections in place of agents."""
+
+import os
+import socket
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from smalti import __version__
+from smalti.config.nodes import NodesConfig
+from smalti.fleet.neighbour import stream
+from smalti.fleet.nodes import lead
+from smalti.track.run import RunFolder
+
+KEY = "a key"
+
+
+@pytest.fixture(autouse=True)
+def _key(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SMALTI_PEER_KEY", KEY)
+
+
+class Lead:
+    """A lead of a run of two nodes with a rank each."""
+
+    def __init__(self) -> None:
+        with socket.create_server(("127.0.0.1", 0)) as probe:
+            self.port = probe.getsockname()[1]
+        self.config = NodesConfig(count=2, listen=f"127.0.0.1:{self.port}", lease="100s", wait="200s")
+        self.joined: dict[str, stream.Connection] = {}
+
+    def connect(self) -> stream.Connection:
+        return stream.connect("127.0.0.1", self.port, KEY.encode())
+
+    def join(self, name: str, **fields: Any) -> stream.Message:
+        """Join as a node; returns the first message of the lead."""
+        self.joined[name] = self.connect()
+        stream.send_message(self.joined[name], {"join": name, "smalti": __version__, **fields})
+        return stream.receive_message(self.joined[name])
+
+
+@pytest.fixture
+def made() -> Iterator[Lead]:
+    made = Lead()
+    yield made
+    for connection in made.joined.values():
+        connection.close()
+
+
+def _wait(condition: Callable[[], bool]) -> None:
+    deadline_s = time.monotonic() + 100
+    while not condition():
+        assert time.monotonic() < deadline_s, "waited in vain"
+        time.sleep(0.01)
+
+
+def test_a_node_that_is_lost_before_its_ranks_are_started_ends_the_attempt(made: Lead, tmp_path: Path) -> None:
+    with lead.opened(made.config, ranks=2, run="toy") as nodes:
+        assert nodes is not None
+        made.join("n2")
+        assert nodes.wait(2) == 2
+        made.joined["n2"].close()
+        _wait(lambda: nodes.room == 1)
+        assert nodes.place(2) == [os.uname().nodename, "n2"]
+        here, there = nodes.start(["sleep", "500"], RunFolder.join(tmp_path, 0), ranks=2, threads=1, memory=None)
+        here.kill()
+        lost = nodes.lost()
+        assert (there.rank, lost and lost.name) == (1, "n2")
+
+
+def test_a_spare_replaces_a_node_that_is_lost_before_its_ranks_are_started(made: Lead) -> None:
+    with lead.opened(made.config, ranks=2, run="toy") as nodes:
+        assert nodes is not None
+        made.join("n2")
+        assert nodes.wait(2) == 2
+        made.join("n3")
+        made.joined["n2"].close()
+        _wait(lambda: [node.name for node in nodes._usable()] == ["n3"])
+        assert nodes.place(2)[1:] == ["n3"]
