@@ -80,3 +80,17 @@ def test_a_spare_replaces_a_node_that_is_lost_before_its_ranks_are_started(made:
         made.joined["n2"].close()
         _wait(lambda: [node.name for node in nodes._usable()] == ["n3"])
         assert nodes.place(2)[1:] == ["n3"]
+
+
+def test_the_welcome_is_the_first_message_that_a_node_receives(made: Lead, monkeypatch: pytest.MonkeyPatch) -> None:
+    send = lead.Node.send
+
+    def slow(self: lead.Node, message: stream.Message) -> None:
+        time.sleep(0.3 if "run" in message else 0)
+        send(self, message)
+
+    monkeypatch.setattr(lead.Node, "send", slow)
+    monkeypatch.setattr(lead, "BEAT_S", 0.01)
+    with lead.opened(made.config, ranks=2, run="toy"):
+        assert made.join("n2")["run"] == "toy"
+        assert stream.receive_message(made.joined["n2"]) == {"do": "beat"}

@@ -337,7 +337,6 @@ class Nodes:
                     log.get("fleet").warning("%s was refused: %s", host, refused)
                     stream.send_message(connection, {"refused": refused})
                     return
-                node.send({"run": self._run, "lease_s": self._lease_s, "memory_bytes": self._memory_bytes})
                 node.listen(self._lease_s)
         except LOST as error:
             log.get("fleet").warning("%s did not join: %s: %s", host, type(error).__name__, error)
@@ -349,7 +348,7 @@ class Nodes:
                 log.get("fleet").warning("node %s %s", node.name, "left" if node.is_leaving else f"is lost: {node.why}")
 
     def _admit(self, node: Node, version: str) -> str | None:
-        """Add a node; returns why not."""
+        """Welcome and add a node; returns why not."""
         if version != __version__:
             return f"it has Smalti {version}, and {self.name} has {__version__}"
         with self._change:
@@ -357,7 +356,8 @@ class Nodes:
                 return "the run has ended"
             if node.name in (self.name, *(other.name for other in self._joined)):
                 return f"a node {node.name} is there already; --name gives another name"
-            self._joined.append(node)
+            node.send({"run": self._run, "lease_s": self._lease_s, "memory_bytes": self._memory_bytes})
+            self._joined.append(node)  # other threads send to it from now on
             spares = len(self._joined) + 1 - self._count(self._ranks)
         log.get("fleet").info("node %s has joined%s", node.name, f"; {spares} spare" if spares > 0 else "")
         return None
