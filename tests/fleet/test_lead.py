@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from smalti import __version__
+from smalti.base.errors import RetryableError, UserError
 from smalti.config.nodes import NodesConfig
 from smalti.fleet.neighbour import stream
 from smalti.fleet.nodes import lead
@@ -40,6 +41,12 @@ class Lead:
         self.joined[name] = self.connect()
         stream.send_message(self.joined[name], {"join": name, "smalti": __version__, **fields})
         return stream.receive_message(self.joined[name])
+
+    def receive(self, name: str) -> stream.Message:
+        """Return the next message to a node that is no beat."""
+        while (message := stream.receive_message(self.joined[name])) == {"do": "beat"}:
+            pass
+        return message
 
 
 @pytest.fixture
@@ -94,3 +101,11 @@ def test_the_welcome_is_the_first_message_that_a_node_receives(made: Lead, monke
     with lead.opened(made.config, ranks=2, run="toy"):
         assert made.join("n2")["run"] == "toy"
         assert stream.receive_message(made.joined["n2"]) == {"do": "beat"}
+
+
+def test_an_error_of_the_lead_ends_its_nodes_with_the_same_code(made: Lead) -> None:
+    for error, code in ((UserError("no"), 2), (RetryableError("later"), 75), (KeyboardInterrupt(), 75)):
+        with pytest.raises(type(error)), lead.opened(made.config, ranks=2, run="toy"):
+            made.join("n2")
+            raise error
+        assert made.receive("n2") == {"do": "end", "code": code}

@@ -15,7 +15,7 @@ from pathlib import Path
 from smalti import __version__
 from smalti.base import clock, log
 from smalti.base.env import peer_key
-from smalti.base.errors import DataError, ExitCode, UserError
+from smalti.base.errors import DataError, ExitCode, SmaltiError, UserError
 from smalti.base.units import format_seconds
 from smalti.config.durations import to_seconds
 from smalti.config.nodes import NodesConfig
@@ -379,6 +379,7 @@ def opened(config: NodesConfig | None, *, ranks: int, run: str, memory_bytes: in
     """Context manager: the nodes of a run, to which others can join; None where the run has only this one.
 
     memory_bytes: what copies in memory take on each node; 0: there are none.
+    An error ends the nodes with its exit code, any other end with 75 where ``Nodes.end`` was not called.
     Raises UserError without ``SMALTI_PEER_KEY``, and for an address that is taken or not of this node.
     """
     if config is None:
@@ -400,8 +401,12 @@ def opened(config: NodesConfig | None, *, ranks: int, run: str, memory_bytes: in
             hint="train.nodes.listen=HOST:PORT",
         ) from error
     nodes = Nodes(config, ranks, run, key.encode(), listener, memory_bytes)
+    code = ExitCode.RETRY
     try:
         yield nodes
+    except SmaltiError as error:
+        code = error.exit_code
+        raise
     finally:
-        nodes.end(ExitCode.RETRY)
+        nodes.end(code)
         stream.end_listening(listener)
