@@ -1,5 +1,6 @@
 """Copies in the memory of another node: what a holder takes and gives, and a run that has lost its node."""
 
+import errno
 import os
 import shutil
 import signal
@@ -165,6 +166,38 @@ def test_a_proof_of_one_role_and_of_other_numbers_is_refused(held: tuple[str, Pa
             connection.send_bytes(proof if role == "server" else stream._proof(KEY.encode(), b"client", nonces[::-1]))
             with pytest.raises((EOFError, OSError)):
                 connection.recv_bytes()
+
+
+def test_an_error_of_the_system_does_not_end_a_listener_and_closing_it_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Failing(socket.socket):
+        errors = [OSError(errno.EMFILE, "Too many open files"), OSError(errno.ECONNABORTED, "aborted")]
+
+        def accept(self) -> tuple[socket.socket, Any]:
+            if self.errors:
+                raise self.errors.pop()
+            return super().accept()
+
+    monkeypatch.setattr(stream, "_PAUSE_S", 0.01)
+    monkeypatch.setattr(stream, "_UNPROVED", 1)
+    listener = Failing()
+    listener.bind(("127.0.0.1", 0))
+    listener.listen()
+
+    def answer(connection: stream.Connection, host: str) -> None:
+        stream.send_message(connection, {"host": host})
+
+    serving = threading.Thread(target=stream.serve, args=(listener, KEY.encode(), answer), daemon=True)
+    serving.start()
+    port = listener.getsockname()[1]
+    with socket.create_connection(("127.0.0.1", port)):  # it proves nothing, and no second one is answered until it ends
+        time.sleep(0.1)
+        with pytest.raises(OSError):
+            stream.connect("127.0.0.1", port, KEY.encode(), silence_s=0.5)
+    with stream.connect("127.0.0.1", port, KEY.encode()) as connection:
+        assert stream.receive_message(connection) == {"host": "127.0.0.1"}
+    stream.end_listening(listener)
+    serving.join(20)
+    assert not serving.is_alive()
 
 
 def test_another_key_and_a_connection_that_breaks_leave_nothing(

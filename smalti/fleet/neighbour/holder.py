@@ -21,7 +21,7 @@ from smalti.base.errors import DataError, SmaltiError, UserError
 from smalti.base.units import format_bytes
 from smalti.fleet.agent.memory import owned_folder, remove_leftovers
 from smalti.fleet.neighbour import stream
-from smalti.fleet.neighbour.stream import LOST, Message
+from smalti.fleet.neighbour.stream import Message
 from smalti.track.checkpoints import manifest
 from smalti.track.checkpoints.names import complete, folder_name, step_of
 
@@ -62,26 +62,17 @@ class Holder:
         """Held while the copy of a run is replaced or opened."""
 
     def serve(self, listener: socket.socket) -> None:
-        """Answer connections until the listener is closed, each in a thread."""
-        while True:
-            try:
-                accepted, (host, *_) = listener.accept()
-            except OSError:
-                return
-            threading.Thread(target=self._answer, args=(accepted, host), daemon=True).start()
+        """Answer connections until the listener is closed."""
+        stream.serve(listener, self._key, self._answer)
 
-    def _answer(self, accepted: socket.socket, host: str) -> None:
+    def _answer(self, connection: Connection, host: str) -> None:
+        request = stream.receive_message(connection)
+        answers = {"put": self._put, "get": self._get, "drop": self._drop}
         try:
-            with stream.accept(accepted, self._key) as connection:
-                request = stream.receive_message(connection)
-                answers = {"put": self._put, "get": self._get, "drop": self._drop}
-                try:
-                    answers[request["do"]](connection, self._of(request["run"]), request)
-                except SmaltiError as error:
-                    log.get("fleet").warning("%s: %s", host, error.message)
-                    stream.send_message(connection, {"refused": error.message})
-        except LOST as error:
-            log.get("fleet").warning("%s: %s: %s", host, type(error).__name__, error)
+            answers[request["do"]](connection, self._of(request["run"]), request)
+        except SmaltiError as error:
+            log.get("fleet").warning("%s: %s", host, error.message)
+            stream.send_message(connection, {"refused": error.message})
 
     def _of(self, run: str) -> Path:
         """Return the folder of a run."""

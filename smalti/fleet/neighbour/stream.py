@@ -6,18 +6,22 @@ neither encrypted nor signed: who is on the path of a connection can read and ch
 Messages are JSON and files are bytes: nothing that is received is unpickled.
 """
 
+import errno
 import hmac
 import json
 import os
 import socket
 import struct
-from collections.abc import Iterator
+import threading
+import time
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from multiprocessing import AuthenticationError
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import IO, Any
 
+from smalti.base import log
 from smalti.base.errors import DataError
 from smalti.track.checkpoints import manifest
 
@@ -25,6 +29,10 @@ _PIECE_BYTES = 8 << 20
 _MESSAGE_BYTES = 4 << 20
 _SILENCE_S = 60.0
 """A side that neither sends nor receives for so long is lost."""
+_UNPROVED = 64
+"""Connections at once of which it is not known yet whether they have the key; more wait."""
+_PAUSE_S = 1.0
+"""After an error of the system, such as too many open files."""
 _NONCE_BYTES = _PROOF_BYTES = 32
 
 Message = dict[str, Any]
@@ -78,6 +86,39 @@ def _receive(connection: Connection, size: int) -> bytes:
     if len(received) != size:
         raise AuthenticationError(f"{len(received)} bytes were received in place of {size}")
     return received
+
+
+def serve(
+    listener: socket.socket, key: bytes, answer: Callable[[Connection, str], None], silence_s: float = _SILENCE_S
+) -> None:
+    """Call ``answer`` with each connection of an agent that has the same key, and its host, until the listener is closed.
+
+    Each call is in a thread; where it raises ``LOST``, that is a warning.
+    """
+    unproved = threading.BoundedSemaphore(_UNPROVED)
+
+    def answer_one(accepted: socket.socket, host: str) -> None:
+        try:
+            try:
+                connection = accept(accepted, key, silence_s)
+            finally:
+                unproved.release()
+            with connection:
+                answer(connection, host)
+        except LOST as error:
+            log.get("fleet").warning("%s: %s: %s", host, type(error).__name__, error)
+
+    while True:
+        try:
+            accepted, (host, *_) = listener.accept()
+        except OSError as error:
+            if listener.fileno() < 0 or error.errno in (errno.EINVAL, errno.EBADF):  # closed, or shut down to be closed
+                return
+            log.get("fleet").warning("no connection can be accepted: %s", error)
+            time.sleep(_PAUSE_S)
+            continue
+        unproved.acquire()
+        threading.Thread(target=answer_one, args=(accepted, host), daemon=True).start()
 
 
 def end_listening(listener: socket.socket) -> None:

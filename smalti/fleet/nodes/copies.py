@@ -13,10 +13,10 @@ import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import IO
 
-from smalti.base import log
 from smalti.base.errors import DataError, SmaltiError
 from smalti.fleet.neighbour import stream
 from smalti.fleet.neighbour.stream import LOST, Message
@@ -40,8 +40,9 @@ class Copies:
         self._jobs: queue.Queue[Message | None] = queue.Queue()
         self._done: tuple[int, str | None] = (0, None)
         self._there: Message = {"complete": [], "files": {}, "all": {}}
-        for target in (self._serve, self._work):
-            threading.Thread(target=target, name="copies", daemon=True).start()
+        serving = (self._listener, key, self._answer, _SILENCE_S)
+        threading.Thread(target=stream.serve, args=serving, name="copies", daemon=True).start()
+        threading.Thread(target=self._work, name="copies", daemon=True).start()
 
     def close(self) -> None:
         """End the threads; the files belong to who made the folder."""
@@ -147,26 +148,14 @@ class Copies:
         if reason is not None:
             raise DataError(f"{place} sent a damaged copy: {reason}")
 
-    def _serve(self) -> None:
-        while True:
-            try:
-                accepted, (host, *_) = self._listener.accept()
-            except OSError:
-                return
-            threading.Thread(target=self._answer, args=(accepted, host), daemon=True).start()
-
-    def _answer(self, accepted: socket.socket, host: str) -> None:
+    def _answer(self, connection: Connection, host: str) -> None:
+        request = stream.receive_message(connection)
         try:
-            with stream.accept(accepted, self._key, _SILENCE_S) as connection:
-                request = stream.receive_message(connection)
-                try:
-                    with self._opened(str(request["copy"]), [str(name) for name in request["files"]]) as files:
-                        stream.send_message(connection, {"files": stream.sizes(files)})
-                        stream.send_files(connection, files)
-                except (DataError, FileNotFoundError) as error:
-                    stream.send_message(connection, {"refused": str(error)})
-        except LOST as error:
-            log.get("fleet").warning("%s: %s: %s", host, type(error).__name__, error)
+            with self._opened(str(request["copy"]), [str(name) for name in request["files"]]) as files:
+                stream.send_message(connection, {"files": stream.sizes(files)})
+                stream.send_files(connection, files)
+        except (DataError, FileNotFoundError) as error:
+            stream.send_message(connection, {"refused": str(error)})
 
     @contextmanager
     def _opened(self, copy: str, names: Sequence[str]) -> Iterator[dict[str, IO[bytes]]]:

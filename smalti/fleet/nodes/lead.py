@@ -170,7 +170,8 @@ class Nodes:
         self._number = 0
         self._change = threading.Lock()
         self._ended = threading.Event()
-        threading.Thread(target=self._accept, args=(listener,), name="nodes", daemon=True).start()
+        serving = (listener, key, self._answer, lease_s)
+        threading.Thread(target=stream.serve, args=serving, name="nodes", daemon=True).start()
         threading.Thread(target=self._beat, name="nodes-beat", daemon=True).start()
 
     # ---- the nodes that are there ----
@@ -318,33 +319,21 @@ class Nodes:
 
     # ---- connections ----
 
-    def _accept(self, listener: socket.socket) -> None:
-        while True:
-            try:
-                accepted, (host, *_) = listener.accept()
-            except OSError:
-                return
-            threading.Thread(target=self._answer, args=(accepted, host), daemon=True).start()
-
-    def _answer(self, accepted: socket.socket, host: str) -> None:
-        node = None
+    def _answer(self, connection: Connection, host: str) -> None:
+        request = stream.receive_message(connection)
+        node = Node(str(request["join"]), connection)
         try:
-            with stream.accept(accepted, self._key, self._lease_s) as connection:
-                request = stream.receive_message(connection)
-                node = Node(str(request["join"]), connection)
-                refused = self._admit(node, str(request["smalti"]))
-                if refused is not None:
-                    log.get("fleet").warning("%s was refused: %s", host, refused)
-                    stream.send_message(connection, {"refused": refused})
-                    return
-                node.listen(self._lease_s)
-        except LOST as error:
-            log.get("fleet").warning("%s did not join: %s: %s", host, type(error).__name__, error)
+            refused = self._admit(node, str(request["smalti"]))
+            if refused is not None:
+                log.get("fleet").warning("%s was refused: %s", host, refused)
+                stream.send_message(connection, {"refused": refused})
+                return
+            node.listen(self._lease_s)
         finally:
             with self._change:
                 if node in self._joined:
                     self._joined.remove(node)
-            if node is not None and node.why is not None and not self._ended.is_set():
+            if node.why is not None and not self._ended.is_set():
                 log.get("fleet").warning("node %s %s", node.name, "left" if node.is_leaving else f"is lost: {node.why}")
 
     def _admit(self, node: Node, version: str) -> str | None:
