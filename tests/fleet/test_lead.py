@@ -109,3 +109,30 @@ def test_an_error_of_the_lead_ends_its_nodes_with_the_same_code(made: Lead) -> N
             made.join("n2")
             raise error
         assert made.receive("n2") == {"do": "end", "code": code}
+
+
+@pytest.mark.parametrize("rank", [1, 2])
+def test_the_node_of_a_rank_that_keeps_failing_makes_room_for_a_spare_and_is_dropped_first(
+    made: Lead, tmp_path: Path, rank: int
+) -> None:
+    config = made.config.model_copy(update={"count": 3})
+    with lead.opened(config, ranks=3, run="toy") as nodes:
+        assert nodes is not None
+
+        def attempt(ranks: int) -> list[str]:
+            assert nodes.wait(ranks) == ranks
+            placed = nodes.place(ranks)[1:]
+            nodes.start(["true"], RunFolder.join(tmp_path, 0), ranks=ranks, threads=1, memory=None)
+            return placed
+
+        for name in ("n2", "n3"):
+            made.join(name)
+        assert attempt(3) == ["n2", "n3"]
+        sick, healthy = ("n2", "n3") if rank == 1 else ("n3", "n2")
+        assert not nodes.replace(0), "the lead is in each attempt"
+        assert not nodes.replace(rank), "there is no spare"
+        assert attempt(2) == [healthy]
+        assert attempt(3) == [healthy, sick]
+        made.join("n4")
+        assert nodes.replace(2)
+        assert attempt(3) == [healthy, "n4"]

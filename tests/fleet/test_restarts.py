@@ -13,6 +13,7 @@ from test_fleet_agent import script
 from smalti.base.clock import seconds_of
 from smalti.config.restart import RestartConfig
 from smalti.fleet import agent
+from smalti.fleet.agent.restarts import Restarts
 from smalti.track.goodput import ledger, read_history
 from smalti.track.run import RunFolder
 
@@ -117,6 +118,16 @@ def test_a_rank_that_keeps_failing_is_left_out(tmp_path):
     result = ledger(read_history(folder.path, time.time()))
     length_s = next(event["seconds"] for event in folder.events()[::-1] if event["event"] == "attempt_ended")
     assert result.seconds["degraded"] == pytest.approx(2 * length_s, abs=1e-5)  # times of events are ms since 1970
+
+
+def test_a_rank_that_keeps_failing_moves_to_a_spare_node_before_it_is_left_out(tmp_path):
+    spares = [True, False]
+    restarts = Restarts(RestartConfig(min_ranks=1), RunFolder.join(tmp_path, 0), 4, replace_node=lambda _: spares.pop(0))
+    for expected in (None, 3):
+        restarts._failed += [3, 3]
+        assert restarts._fewer(4) == expected
+        assert not restarts._failed
+    assert not spares
 
 
 @pytest.mark.slow

@@ -76,7 +76,7 @@ def run(
     none changes the exit code. Raises RetryableError if the run folder cannot be written before a rank is started.
     """
     patience = _Patience(grace_s, stop_s, limits)
-    restarts = Restarts(restart, folder, ranks, fits, memory)
+    restarts = Restarts(restart, folder, ranks, fits, memory, None if nodes is None else nodes.replace)
     wanted, least, queued_s = ranks, None, fleet_queued_s()
     with StopRequests() as requests:
         while True:

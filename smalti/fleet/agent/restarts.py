@@ -23,7 +23,7 @@ _WAIT_S = {"disk": 10.0, "reported": 2.0}
 """Seconds before the first restart after causes that take time to pass; each further one doubles them."""
 _MOST_WAIT_S = 300.0
 _SAME_RANK = 2
-"""A rank that fails so many times in a row is left out, if ``min_ranks`` allows."""
+"""A rank that fails so many times in a row moves to a spare node, or is left out, if ``min_ranks`` allows."""
 _ADDRESS = re.compile(r"0x[0-9a-f]+|\b(pid|process) \d+|:\d{4,5}\b")
 
 
@@ -37,10 +37,12 @@ class Restarts:
         ranks: int,
         fits: Callable[[int], bool] = lambda ranks: True,
         memory: Path | None = None,
+        replace_node: Callable[[int], bool] | None = None,
     ):
-        """ranks: of the run. fits: whether it can be laid out on so many. memory: folder of copies in shared memory."""
+        """ranks: of the run. fits: whether it can be laid out on so many. memory: folder of copies in shared memory.
+        replace_node: leaves out the node of a rank; returns whether another one takes its place."""
         self.config = config
-        self._fits, self._memory = fits, memory
+        self._fits, self._memory, self._replace_node = fits, memory, replace_node
         self._wanted, self._shrunk = ranks, 0
         self._used: Counter[str] = Counter()
         self._tracebacks: set[tuple[int, str]] = set()
@@ -113,7 +115,12 @@ class Restarts:
     def _fewer(self, ranks: int) -> int | None:
         """Return the number of ranks without the one that keeps failing; None to stay on all."""
         least, last = self.config.min_ranks, self._failed[-_SAME_RANK:]
-        if least is None or len(last) < _SAME_RANK or last[0] is None or len(set(last)) > 1:
+        if len(last) < _SAME_RANK or last[0] is None or len(set(last)) > 1:
+            return None
+        if self._replace_node is not None and self._replace_node(last[0]):
+            self._failed.clear()
+            return None
+        if least is None:
             return None
         fewer = next((count for count in range(ranks - 1, least - 1, -1) if self._fits(count)), None)
         if fewer is not None:

@@ -43,6 +43,8 @@ class Node:
         """Why it was lost; None while it is there."""
         self.is_leaving = False
         """It is to be stopped: the run is to continue without it."""
+        self.is_suspect = False
+        """A rank on it keeps failing: others are chosen first."""
         self._connection = connection
         self._sending = threading.Lock()
         self._heard_s = clock.now_s()
@@ -243,9 +245,10 @@ class Nodes:
         return [self.name, *(node.name for node in self._used)]
 
     def _choose(self, ranks: int) -> bool:
-        """Choose the nodes of the next attempt, those of the one before first; returns whether there are enough."""
+        """Choose the nodes of the next attempt, those of the one before first and suspect ones last; returns whether
+        there are enough."""
         count = self._count(ranks) - 1
-        chosen = sorted(self._usable(), key=lambda node: node not in self._used)[:count]
+        chosen = sorted(self._usable(), key=lambda node: (node.is_suspect, node not in self._used))[:count]
         if len(chosen) < count:
             return False
         self._used = chosen
@@ -288,6 +291,17 @@ class Nodes:
     def lost(self) -> Node | None:
         """Return a node of the attempt that was lost before its ranks had ended."""
         return next((rank.agent for rank in self._started if rank.agent.why is not None and not rank.has_ended), None)
+
+    def replace(self, rank: int) -> bool:
+        """Choose the node of a rank that keeps failing last from now on; returns whether a spare takes its place."""
+        node = next((each.agent for each in self._started if each.rank == rank), None)
+        if node is None:  # of this node, which is in each attempt
+            return False
+        node.is_suspect = True
+        has_spare = sum(not each.is_suspect for each in self._usable()) >= len(self._used)
+        if has_spare:
+            log.get("fleet").warning("a spare takes the place of node %s, whose rank %d keeps failing", node.name, rank)
+        return has_spare
 
     def leaving(self) -> str | None:
         """Return the name of a node of the attempt that is to be stopped."""
