@@ -138,6 +138,18 @@ def test_what_is_held_of_steps_that_are_trained_again_is_removed(three: Cluster)
     assert all(digests(copies.ranks / made.name) == digests(made) for copies in three.copies)
 
 
+def test_a_stop_ends_the_wait_for_a_node_and_the_copies_remain(
+    three: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = three.save(6)
+    three.look(made.name)
+    monkeypatch.setattr(three.members[1], "do", lambda job: None)
+    asked = iter([False] * 3)
+    three.replication.gather(three.members[1:], [], stops=lambda: next(asked, True))
+    assert three.held("n0") == [made.name]
+    assert complete(three.copies[0].ranks) == [made.name]
+
+
 def test_names_that_are_no_files_of_a_copy_are_refused(three: Cluster) -> None:
     host, port = three.copies[0].address.split(":")
 

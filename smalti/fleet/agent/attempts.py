@@ -164,7 +164,7 @@ def _attempt(
             [*start(command, ranks=ranks, threads=threads, attempt=folder.attempt, port=free_port(),
                     log_of=folder.rank_log, memory=memory)]
             if nodes is None
-            else nodes.start(command, folder, ranks=ranks, threads=threads, memory=memory)
+            else nodes.start(command, folder, ranks=ranks, threads=threads, memory=memory, stops=lambda: requests.any)
         )  # fmt: skip
         slots = slot_file(folder.log_folder(), 0)
         watch = Watch(started, requests, patience.grace_s, patience.stop_s, slots, patience.limits, pauses, nodes)

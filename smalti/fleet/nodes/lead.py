@@ -255,12 +255,17 @@ class Nodes:
         return True
 
     def start(
-        self, command: Sequence[str], folder: RunFolder, *, ranks: int, threads: int, memory: Path | None
+        self, command: Sequence[str], folder: RunFolder, *, ranks: int, threads: int, memory: Path | None,
+        stops: Callable[[], bool] = lambda: False,
     ) -> list[Rank]:
-        """Start the ranks of an attempt on the nodes of ``place``, the first ones on this node."""
+        """Start the ranks of an attempt on the nodes of ``place``, the first ones on this node.
+
+        stops: whether copies in memory are waited for no longer; the ranks are started, and end on a signal.
+        """
         assert folder.attempt is not None
         if self._replication is not None:
-            self._replication.gather(self._used, [node for node in self._usable() if node not in self._used])
+            others = [node for node in self._usable() if node not in self._used]
+            self._replication.gather(self._used, others, stops)
         self._number += 1
         each, port = self.local_ranks(ranks), free_port(self._host)
         where = {"world_size": ranks, "ranks": each, "threads": threads, "address": self._host, "port": port}

@@ -7,7 +7,7 @@ Of the copies that some node has lost a part of, the newest is used that is comp
 import itertools
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from smalti.base import clock, log
@@ -100,18 +100,22 @@ class Replication:
                 member.do({"call": "keep", "job": self._job, "copy": self._kept})
         self._holding = None
 
-    def gather(self, members: Sequence[Member], others: Sequence[Member]) -> None:
+    def gather(
+        self, members: Sequence[Member], others: Sequence[Member], stops: Callable[[], bool] = lambda: False
+    ) -> None:
         """Complete the newest possible copy on the nodes of the next attempt, before its ranks are started.
 
-        others: nodes that are there and not of that attempt. Where no copy is complete, the folders of the ranks are
-        emptied, so that they use the disk.
+        others: nodes that are there and not of that attempt. stops: whether to wait no longer; the copies remain as they
+        are. Where no copy is complete, the folders of the ranks are emptied, so that they use the disk.
         """
         with self._change:
             self._members = []
         users: list[Member] = [self._own, *members]
         sources = [*users, *others]
         for _ in range(_TRIES):
-            self._run(sources, [{"call": "look"}] * len(sources))
+            self._run(sources, [{"call": "look"}] * len(sources), stops)
+            if stops():
+                return
             reports = [member.report() for member in sources if not member.is_lost]
             copy, places = _newest_whole(reports)
             jobs: list[Message] = []
@@ -119,22 +123,22 @@ class Replication:
                 has = member.report().get("files", {}).get(copy, ())
                 lacks = {file: place for file, place in places.items() if file not in has}
                 jobs.append({"call": "gather", "copy": copy, "files": lacks})
-            if self._run(users, jobs):
+            if self._run(users, jobs, stops):
                 self._kept = copy
                 if copy is not None:
                     log.get("fleet").info("the copy of step %d is complete on %d nodes", step_of(copy), len(users))
                 return
-            if any(member.is_lost for member in users):  # the attempt ends at once, and the copies are for the next one
+            if stops() or any(member.is_lost for member in users):  # the attempt ends at once; the copies are kept
                 return
-        self._run(users, [{"call": "gather", "copy": None, "files": {}}] * len(users))
+        self._run(users, [{"call": "gather", "copy": None, "files": {}}] * len(users), stops)
         self._kept = None
 
-    def _run(self, members: Sequence[Member], jobs: Sequence[Message]) -> bool:
-        """Do a job on each member, and wait for all; returns whether all have succeeded."""
+    def _run(self, members: Sequence[Member], jobs: Sequence[Message], stops: Callable[[], bool]) -> bool:
+        """Do a job on each member, and wait for all, or for a stop; returns whether all have succeeded."""
         self._job, end_s = next(self._numbers), clock.now_s() + _GATHER_S
         for member, job in zip(members, jobs, strict=True):
             member.do({**job, "job": self._job})
-        while clock.now_s() < end_s:
+        while clock.now_s() < end_s and not stops():
             reports = [member.report() for member in members if not member.is_lost]
             if all(report.get("job") == self._job for report in reports):
                 return len(reports) == len(members) and not any(report["failure"] for report in reports)
