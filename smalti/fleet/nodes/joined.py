@@ -4,6 +4,7 @@ import base64
 import os
 import signal
 import socket
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -78,7 +79,7 @@ def _serve(address: str, name: str, key: bytes, requests: StopRequests) -> int |
             try:
                 code = session.run()
             finally:
-                session.kill()
+                session.close()
     print(f"{welcome['run']} at {address} has ended" if code is not None else f"{name} leaves", flush=True)
     return code
 
@@ -109,7 +110,10 @@ class _Session:
         self._ranks: list[LocalRank] = []
         self._number = 0
         """Of the start of these ranks."""
-        self._slots: Path | None = None
+        self._slots_file: Path | None = None
+        self._slots = b""
+        self._ended = threading.Event()
+        threading.Thread(target=self._read_slots, name="slots", daemon=True).start()
         self._reported: object = None
         self._reported_s = 0.0
 
@@ -128,7 +132,22 @@ class _Session:
             self._report()
         return None
 
-    def kill(self) -> None:
+    def close(self) -> None:
+        """End the ranks and the session."""
+        self._ended.set()
+        self._kill()
+
+    def _read_slots(self) -> None:
+        """Read the progress of the ranks; the run folder may be silent for longer than the lease."""
+        while not self._ended.wait(BEAT_S / 2):
+            file = self._slots_file
+            if file is not None:
+                with suppress(OSError):  # no rank has opened it yet
+                    slots = file.read_bytes()
+                    if file == self._slots_file:
+                        self._slots = slots
+
+    def _kill(self) -> None:
         """Kill the ranks, and wait for their end."""
         for rank in self._ranks:
             rank.kill()
@@ -158,7 +177,7 @@ class _Session:
 
     def _start(self, message: Message) -> None:
         """Start ranks, when those of an earlier attempt are gone."""
-        self.kill()
+        self._kill()
         self._number = message["start"]
         folder = RunFolder.join(message["folder"], message["attempt"])
         if not folder.log_folder().is_dir():
@@ -167,7 +186,8 @@ class _Session:
         place: dict[str, Any] = {
             name: message[name] for name in ("ranks", "threads", "attempt", "port", "first", "world_size", "address")
         }
-        self._slots = slot_file(folder.log_folder(), place["first"] // place["ranks"])
+        self._slots_file = slot_file(folder.log_folder(), place["first"] // place["ranks"])
+        self._slots = b""
         memory = None if self._copies is None else self._copies.ranks
         self._ranks = start([executable, *message["command"]], log_of=folder.rank_log, memory=memory, **place)
         self._reported_s = 0.0
@@ -179,16 +199,12 @@ class _Session:
         if new == self._reported and now_s - self._reported_s < BEAT_S:
             return
         self._reported, self._reported_s = new, now_s
-        slots = b""
-        if self._slots is not None:
-            with suppress(OSError):  # no rank has opened it yet
-                slots = self._slots.read_bytes()
         report = {
             "start": self._number,
             "codes": codes,
             "pids": [rank.pid for rank in self._ranks],
             "stopped": [rank.is_stopped for rank in self._ranks],
-            "slots": base64.b64encode(slots).decode(),
+            "slots": base64.b64encode(self._slots).decode(),
             "leaves": self._requests.any,
             "copies": self._copies and self._copies.report(),
         }

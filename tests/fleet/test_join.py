@@ -1,0 +1,55 @@
+"""The agent of a node that has joined, with a connection in place of a lead."""
+
+import os
+import threading
+from collections.abc import Iterator
+from multiprocessing import Pipe
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from smalti.fleet.neighbour import stream
+from smalti.fleet.nodes import joined
+
+
+class Joined:
+    """A session, whose lead is ``lead``."""
+
+    def __init__(self) -> None:
+        ours, self.lead = Pipe()
+        self.requests = SimpleNamespace(any=False, interrupts=0, terminations=0)
+        self.session = joined._Session(ours, 100.0, self.requests, None)  # type: ignore[arg-type]
+        self.codes: list[int | None] = []
+        self.thread = threading.Thread(target=lambda: self.codes.append(self.session.run()), daemon=True)
+
+    def receive(self) -> stream.Message:
+        assert self.lead.poll(100), "no report"
+        return stream.receive_message(self.lead)
+
+    def end(self) -> None:
+        stream.send_message(self.lead, {"do": "end", "code": 3})
+        self.thread.join(100)
+        assert self.codes == [3]
+
+
+@pytest.fixture
+def made(monkeypatch: pytest.MonkeyPatch) -> Iterator[Joined]:
+    monkeypatch.setattr(joined, "BEAT_S", 0.1)
+    made = Joined()
+    yield made
+    made.session.close()
+
+
+def test_a_run_folder_that_does_not_answer_does_not_delay_reports(made: Joined, tmp_path: Path) -> None:
+    file = tmp_path / "slots"
+    os.mkfifo(file)  # a read waits for a writer
+    made.session._slots_file = file
+    made.thread.start()
+    for _ in range(5):
+        assert made.receive()["slots"] == ""
+    with open(file, "wb") as writer:
+        writer.write(b"abc")
+    while made.receive()["slots"] != "YWJj":
+        pass
+    made.end()
