@@ -136,3 +136,13 @@ def test_the_node_of_a_rank_that_keeps_failing_makes_room_for_a_spare_and_is_dro
         made.join("n4")
         assert nodes.replace(2)
         assert attempt(3) == [healthy, "n4"]
+
+
+def test_what_a_node_has_reported_of_its_copies_remains_until_it_changes(made: Lead) -> None:
+    with lead.opened(made.config, ranks=2, run="toy") as nodes:
+        assert nodes is not None
+        made.join("n2")
+        (node,) = nodes._usable()
+        for copies in ({"files": {"step-1": ["a"]}, "job": 1}, {}, {"job": 2}):
+            stream.send_message(made.joined["n2"], {"copies": copies})
+        _wait(lambda: node.report() == {"files": {"step-1": ["a"]}, "job": 2})

@@ -114,6 +114,7 @@ class _Session:
         self._slots = b""
         self._ended = threading.Event()
         threading.Thread(target=self._read_slots, name="slots", daemon=True).start()
+        self._sent_copies: Message = {}
         self._reported: object = None
         self._reported_s = 0.0
 
@@ -206,9 +207,16 @@ class _Session:
             "stopped": [rank.is_stopped for rank in self._ranks],
             "slots": base64.b64encode(self._slots).decode(),
             "leaves": self._requests.any,
-            "copies": self._copies and self._copies.report(),
+            "copies": self._changed_copies(),
         }
         stream.send_message(self._connection, report)
+
+    def _changed_copies(self) -> Message:
+        """Return the report of the copies without what was sent before: it has the names of all files."""
+        report = {} if self._copies is None else self._copies.report()
+        changed = {name: value for name, value in report.items() if self._sent_copies.get(name) != value}
+        self._sent_copies = report
+        return changed
 
 
 def _pause(seconds: float, requests: StopRequests) -> None:

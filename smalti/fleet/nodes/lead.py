@@ -50,6 +50,7 @@ class Node:
         self._heard_s = clock.now_s()
         self._lost_s: float | None = None
         self._status: Message = {}
+        self._copies: Message = {}
 
     @property
     def silent_s(self) -> float:
@@ -63,8 +64,7 @@ class Node:
 
     def report(self) -> Message:
         """Return what it has reported about its copies in memory (``Copies.report``)."""
-        report: Message = self._status.get("copies") or {}
-        return report
+        return self._copies
 
     def do(self, job: Message) -> None:
         """Begin a job on its copies (``Copies.do``)."""
@@ -82,6 +82,7 @@ class Node:
                 message = stream.receive_message(self._connection)
                 self._heard_s = clock.now_s()
                 self.is_leaving = self.is_leaving or bool(message.get("leaves"))
+                self._copies = {**self._copies, **message.get("copies", {})}  # only what has changed is sent
                 self._status = message
         except BlockingIOError:
             self.lose(f"it was not heard from for {format_seconds(lease_s)}")
