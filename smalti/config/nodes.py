@@ -7,13 +7,20 @@ from pydantic import AfterValidator
 
 from smalti.config.schema import Config, NotAllowed, WallTime, Whole, placement
 
+ALLOWED = "HOST:PORT, a name or IPv4 address, and a port of 1 to 65535"
+
+
+def is_address(text: str) -> bool:
+    """Return whether other nodes may reach a lead at ``text``."""
+    host, _, port = text.rpartition(":")
+    return re.fullmatch(r"[^:\s]+:[1-9]\d{0,4}", text) is not None and host != "0.0.0.0" and int(port) < 1 << 16
+
 
 def _check_address(text: str) -> str:
-    host, _, _ = text.rpartition(":")
-    if not re.fullmatch(r"[^:\s]+:[1-9]\d{0,4}", text) or host == "0.0.0.0":
+    if not is_address(text):
         raise NotAllowed(
             f"'{text}' is not an address at which other nodes reach this one",
-            allowed="HOST:PORT, a name or IPv4 address of this node",
+            allowed=ALLOWED,
             hint="train.nodes.listen=10.0.0.1:7400",
         )
     return text

@@ -138,9 +138,7 @@ def test_what_is_held_of_steps_that_are_trained_again_is_removed(three: Cluster)
     assert all(digests(copies.ranks / made.name) == digests(made) for copies in three.copies)
 
 
-def test_a_stop_ends_the_wait_for_a_node_and_the_copies_remain(
-    three: Cluster, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_stop_ends_the_wait_for_a_node_and_the_copies_remain(three: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     made = three.save(6)
     three.look(made.name)
     monkeypatch.setattr(three.members[1], "do", lambda job: None)

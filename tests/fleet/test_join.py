@@ -9,6 +9,9 @@ from types import SimpleNamespace
 
 import pytest
 
+from smalti.base.errors import UserError
+from smalti.cli.fleet.app import join
+from smalti.config.nodes import NodesConfig
 from smalti.fleet.neighbour import stream
 from smalti.fleet.nodes import joined
 
@@ -66,3 +69,24 @@ def test_what_has_not_changed_of_the_copies_is_sent_once(made: Joined) -> None:
         pass
     assert changed == {"job": 1}
     made.end()
+
+
+def test_a_spare_that_leaves_reports_it(made: Joined) -> None:
+    made.thread.start()
+    assert made.receive()["leaves"] is False
+    made.requests.any, made.requests.terminations = True, 1
+    while not made.receive()["leaves"]:
+        pass
+    made.thread.join(100)
+    assert made.codes == [None]
+
+
+@pytest.mark.parametrize(
+    "address", ["n1", "n1:0", "n1:65536", "n1:99999", "::1:7400", "[::1]:7400", ":7400", "0.0.0.0:1"]
+)
+def test_an_address_that_no_lead_can_have_is_refused(address: str) -> None:
+    with pytest.raises(UserError, match="is not the address of a lead") as raised:
+        join([address])
+    assert raised.value.allowed == "HOST:PORT, a name or IPv4 address, and a port of 1 to 65535"
+    with pytest.raises(ValueError, match="is not an address at which other nodes reach this one"):
+        NodesConfig(count=2, listen=address)

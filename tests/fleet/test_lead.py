@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from smalti import __version__
-from smalti.base.errors import RetryableError, UserError
+from smalti.base.errors import DataError, RetryableError, UserError
 from smalti.config.nodes import NodesConfig
 from smalti.fleet.neighbour import stream
 from smalti.fleet.nodes import lead
@@ -39,7 +39,7 @@ class Lead:
     def join(self, name: str, **fields: Any) -> stream.Message:
         """Join as a node; returns the first message of the lead."""
         self.joined[name] = self.connect()
-        stream.send_message(self.joined[name], {"join": name, "smalti": __version__, **fields})
+        stream.send_message(self.joined[name], {"join": name, "smalti": __version__, "free_bytes": 999, **fields})
         return stream.receive_message(self.joined[name])
 
     def receive(self, name: str) -> stream.Message:
@@ -103,11 +103,16 @@ def test_the_welcome_is_the_first_message_that_a_node_receives(made: Lead, monke
         assert stream.receive_message(made.joined["n2"]) == {"do": "beat"}
 
 
+def _fail(made: Lead, error: BaseException) -> None:
+    with lead.opened(made.config, ranks=2, run="toy"):
+        made.join("n2")
+        raise error
+
+
 def test_an_error_of_the_lead_ends_its_nodes_with_the_same_code(made: Lead) -> None:
     for error, code in ((UserError("no"), 2), (RetryableError("later"), 75), (KeyboardInterrupt(), 75)):
-        with pytest.raises(type(error)), lead.opened(made.config, ranks=2, run="toy"):
-            made.join("n2")
-            raise error
+        with pytest.raises(type(error)):
+            _fail(made, error)
         assert made.receive("n2") == {"do": "end", "code": code}
 
 
@@ -146,3 +151,12 @@ def test_what_a_node_has_reported_of_its_copies_remains_until_it_changes(made: L
         for copies in ({"files": {"step-1": ["a"]}, "job": 1}, {}, {"job": 2}):
             stream.send_message(made.joined["n2"], {"copies": copies})
         _wait(lambda: node.report() == {"files": {"step-1": ["a"]}, "job": 2})
+
+
+def test_a_node_without_memory_for_the_copies_is_refused(made: Lead) -> None:
+    with lead.opened(made.config, ranks=2, run="toy", memory_bytes=1000) as nodes:
+        assert nodes is not None
+        reason = "peer_copies needs 1000 B of shared memory, and n2 has 999 B free"
+        with pytest.raises(DataError, match=reason):
+            made.join("n2")
+        assert made.join("n2", free_bytes=1000)["memory_bytes"] == 1000

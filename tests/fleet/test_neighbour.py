@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import toy_run
@@ -127,7 +127,7 @@ def test_what_does_not_fit_is_refused(tmp_path: Path, held: tuple[str, Path], mo
 
 
 def test_a_process_without_the_key_gets_no_proof_to_relay() -> None:
-    """It listens, and passes what each of two clients sends to the other: neither answers before a proof of a server."""
+    """It listens, and passes what a client sends to another one: neither answers before a server has proved itself."""
     errors: list[BaseException] = []
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
@@ -170,7 +170,7 @@ def test_a_proof_of_one_role_and_of_other_numbers_is_refused(held: tuple[str, Pa
 
 def test_an_error_of_the_system_does_not_end_a_listener_and_closing_it_does(monkeypatch: pytest.MonkeyPatch) -> None:
     class Failing(socket.socket):
-        errors = [OSError(errno.EMFILE, "Too many open files"), OSError(errno.ECONNABORTED, "aborted")]
+        errors: ClassVar = [OSError(errno.EMFILE, "Too many open files"), OSError(errno.ECONNABORTED, "aborted")]
 
         def accept(self) -> tuple[socket.socket, Any]:
             if self.errors:
@@ -189,9 +189,9 @@ def test_an_error_of_the_system_does_not_end_a_listener_and_closing_it_does(monk
     serving = threading.Thread(target=stream.serve, args=(listener, KEY.encode(), answer), daemon=True)
     serving.start()
     port = listener.getsockname()[1]
-    with socket.create_connection(("127.0.0.1", port)):  # it proves nothing, and no second one is answered until it ends
+    with socket.create_connection(("127.0.0.1", port)):  # it proves nothing; no second one is answered until it ends
         time.sleep(0.1)
-        with pytest.raises(OSError):
+        with pytest.raises(BlockingIOError):
             stream.connect("127.0.0.1", port, KEY.encode(), silence_s=0.5)
     with stream.connect("127.0.0.1", port, KEY.encode()) as connection:
         assert stream.receive_message(connection) == {"host": "127.0.0.1"}

@@ -298,14 +298,14 @@ def test_a_wrong_key_another_version_a_second_node_of_a_name_and_no_run_folder(
                 stream.send_message(connection, request)
                 return dict(stream.json.loads(connection.recv_bytes()))
 
-        assert "has Smalti 0.0.0" in answer(join="n2", smalti="0.0.0")["refused"]
-        assert "--name" in answer(join=nodes.name, smalti=joined.__version__)["refused"]
+        assert "has Smalti 0.0.0" in answer(join="n2", smalti="0.0.0", free_bytes=0)["refused"]
+        assert "--name" in answer(join=nodes.name, smalti=joined.__version__, free_bytes=0)["refused"]
         with pytest.raises((EOFError, OSError)):
             answer(wrong=1)
         assert nodes.room == 1
         monkeypatch.setattr(joined, "LOST", ())
         with stream.connect(host, int(port), KEY.encode()) as connection:
-            stream.send_message(connection, {"join": "n2", "smalti": joined.__version__})
+            stream.send_message(connection, {"join": "n2", "smalti": joined.__version__, "free_bytes": 0})
             assert stream.receive_message(connection) == {"run": "toy", "lease_s": 30.0, "memory_bytes": 0}
             assert nodes.wait(2) == 2
             folder = RunFolder.join(tmp_path, 0)

@@ -122,7 +122,9 @@ def test_a_rank_that_keeps_failing_is_left_out(tmp_path):
 
 def test_a_rank_that_keeps_failing_moves_to_a_spare_node_before_it_is_left_out(tmp_path):
     spares = [True, False]
-    restarts = Restarts(RestartConfig(min_ranks=1), RunFolder.join(tmp_path, 0), 4, replace_node=lambda _: spares.pop(0))
+    restarts = Restarts(
+        RestartConfig(min_ranks=1), RunFolder.join(tmp_path, 0), 4, replace_node=lambda _: spares.pop(0)
+    )
     for expected in (None, 3):
         restarts._failed += [3, 3]
         assert restarts._fewer(4) == expected

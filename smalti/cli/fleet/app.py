@@ -286,11 +286,12 @@ def join(
     from smalti.base import log
     from smalti.base.env import log_level
     from smalti.base.errors import UserError
+    from smalti.config.nodes import ALLOWED, is_address
     from smalti.fleet.nodes import joined
 
     for address in addresses:
-        if not address.rpartition(":")[2].isdigit() or not address.rpartition(":")[0]:
-            raise UserError(f"'{address}' is not the address of a lead", allowed="HOST:PORT", hint="10.0.0.1:7400")
+        if not is_address(address):
+            raise UserError(f"'{address}' is not the address of a lead", allowed=ALLOWED, hint="10.0.0.1:7400")
     log.setup(log_level())
     raise typer.Exit(joined.join(addresses, name or os.uname().nodename, once=once))
 

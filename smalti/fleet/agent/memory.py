@@ -38,6 +38,11 @@ def memory_bytes(config: RunConfig) -> int:
     return peer_copies(config) * checkpoint_bytes(config) // (1 if nodes is None else nodes.count)
 
 
+def free_bytes() -> int:
+    """Return the free bytes of shared memory of this machine."""
+    return shutil.disk_usage(SHARED).free if SHARED.is_dir() else 0
+
+
 def require_free(needed_bytes: int) -> None:
     """Raise UserError where this machine has less shared memory."""
     free = shutil.disk_usage(SHARED).free if SHARED.is_dir() else None

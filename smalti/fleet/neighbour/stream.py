@@ -91,7 +91,7 @@ def _receive(connection: Connection, size: int) -> bytes:
 def serve(
     listener: socket.socket, key: bytes, answer: Callable[[Connection, str], None], silence_s: float = _SILENCE_S
 ) -> None:
-    """Call ``answer`` with each connection of an agent that has the same key, and its host, until the listener is closed.
+    """Call ``answer`` with each connection of an agent that has the same key, and its host, until the listener ends.
 
     Each call is in a thread; where it raises ``LOST``, that is a warning.
     """

@@ -19,7 +19,7 @@ from smalti.base import clock, log
 from smalti.base.env import peer_key
 from smalti.base.errors import DataError, SmaltiError, UserError
 from smalti.base.units import format_seconds
-from smalti.fleet.agent.memory import owned_folder, remove_leftovers, require_free
+from smalti.fleet.agent.memory import free_bytes, owned_folder, remove_leftovers
 from smalti.fleet.agent.requests import StopRequests
 from smalti.fleet.launch.local import LocalRank, start
 from smalti.fleet.neighbour import stream
@@ -71,7 +71,7 @@ def _serve(address: str, name: str, key: bytes, requests: StopRequests) -> int |
     """Join the run of a lead; its exit code when it has ended, None where a stop was requested. Raises ``LOST``."""
     host, _, port = address.rpartition(":")
     with stream.connect(host, int(port), key, _CONNECT_S, _CONNECT_S) as connection:
-        stream.send_message(connection, {"join": name, "smalti": __version__})
+        stream.send_message(connection, {"join": name, "smalti": __version__, "free_bytes": free_bytes()})
         welcome = stream.receive_message(connection)
         print(f"{name} has joined {welcome['run']} at {address}", flush=True)
         with _copies(connection, key, int(welcome["memory_bytes"])) as copies:
@@ -90,7 +90,6 @@ def _copies(connection: Connection, key: bytes, needed_bytes: int) -> Iterator[C
     if not needed_bytes:
         yield None
         return
-    require_free(needed_bytes)
     with socket.fromfd(connection.fileno(), socket.AF_INET, socket.SOCK_STREAM) as shared:
         host = shared.getsockname()[0]
     with owned_folder() as folder:
@@ -131,6 +130,7 @@ class _Session:
             elif clock.now_s() - heard_s > self._lease_s:
                 raise TimeoutError(f"the lead was not heard from for {format_seconds(self._lease_s)}")
             self._report()
+        self._report(at_once=True)  # it leaves, and is not lost
         return None
 
     def close(self) -> None:
@@ -193,11 +193,11 @@ class _Session:
         self._ranks = start([executable, *message["command"]], log_of=folder.rank_log, memory=memory, **place)
         self._reported_s = 0.0
 
-    def _report(self) -> None:
+    def _report(self, *, at_once: bool = False) -> None:
         """Report to the lead, once a second and when a rank has ended or a job on the copies is done."""
         codes = [rank.code for rank in self._ranks]
         new, now_s = (codes, self._copies and self._copies.last_job), clock.now_s()
-        if new == self._reported and now_s - self._reported_s < BEAT_S:
+        if not at_once and new == self._reported and now_s - self._reported_s < BEAT_S:
             return
         self._reported, self._reported_s = new, now_s
         report = {

@@ -16,7 +16,7 @@ from smalti import __version__
 from smalti.base import clock, log
 from smalti.base.env import peer_key
 from smalti.base.errors import DataError, ExitCode, SmaltiError, UserError
-from smalti.base.units import format_seconds
+from smalti.base.units import format_bytes, format_seconds
 from smalti.config.durations import to_seconds
 from smalti.config.nodes import NodesConfig
 from smalti.fleet.launch.local import Rank, free_port
@@ -256,7 +256,13 @@ class Nodes:
         return True
 
     def start(
-        self, command: Sequence[str], folder: RunFolder, *, ranks: int, threads: int, memory: Path | None,
+        self,
+        command: Sequence[str],
+        folder: RunFolder,
+        *,
+        ranks: int,
+        threads: int,
+        memory: Path | None,
         stops: Callable[[], bool] = lambda: False,
     ) -> list[Rank]:
         """Start the ranks of an attempt on the nodes of ``place``, the first ones on this node.
@@ -343,7 +349,7 @@ class Nodes:
         request = stream.receive_message(connection)
         node = Node(str(request["join"]), connection)
         try:
-            refused = self._admit(node, str(request["smalti"]))
+            refused = self._admit(node, str(request["smalti"]), int(request["free_bytes"]))
             if refused is not None:
                 log.get("fleet").warning("%s was refused: %s", host, refused)
                 stream.send_message(connection, {"refused": refused})
@@ -356,10 +362,13 @@ class Nodes:
             if node.why is not None and not self._ended.is_set():
                 log.get("fleet").warning("node %s %s", node.name, "left" if node.is_leaving else f"is lost: {node.why}")
 
-    def _admit(self, node: Node, version: str) -> str | None:
-        """Welcome and add a node; returns why not."""
+    def _admit(self, node: Node, version: str, free_bytes: int) -> str | None:
+        """Welcome and add a node; returns why not. free_bytes: of its shared memory."""
         if version != __version__:
             return f"it has Smalti {version}, and {self.name} has {__version__}"
+        if free_bytes < self._memory_bytes:
+            needed, free = format_bytes(self._memory_bytes), format_bytes(free_bytes)
+            return f"train.checkpoint.peer_copies needs {needed} of shared memory, and {node.name} has {free} free"
         with self._change:
             if self._ended.is_set():
                 return "the run has ended"

@@ -105,8 +105,8 @@ class Replication:
     ) -> None:
         """Complete the newest possible copy on the nodes of the next attempt, before its ranks are started.
 
-        others: nodes that are there and not of that attempt. stops: whether to wait no longer; the copies remain as they
-        are. Where no copy is complete, the folders of the ranks are emptied, so that they use the disk.
+        others: nodes that are there and not of that attempt. stops: whether to wait no longer; copies are kept then.
+        Where no copy is complete, the folders of the ranks are emptied, so that they use the disk.
         """
         with self._change:
             self._members = []
