@@ -35,6 +35,6 @@ class NodesConfig(Config):
     listen: Annotated[str, AfterValidator(_check_address)] = placement(...)
     """HOST:PORT of this node: where the others join, and HOST is where all ranks reach rank 0."""
     lease: WallTime = placement("10s")
-    """A node that is not heard from for so long is lost, and ends its ranks by itself."""
+    """A node that is silent for so long is lost, and ends its ranks by itself."""
     wait: WallTime = placement("10min")
     """How long to wait for nodes to join, at the start and after one was lost; then the command ends with 75."""

@@ -45,7 +45,7 @@ EVENTS: dict[str, str] = {
     "not_finite": "a loss or a gradient norm was not finite: the update was skipped and the run ended",
     "fault_injected": "a fault of the section chaos is about to happen to this rank",
     "rank_died": "a rank ended by a signal or with an error",
-    "node_lost": "a node with ranks of the attempt is gone or was not heard from; all ranks of the others were killed",
+    "node_lost": "a node with ranks of the attempt is gone or was silent; all ranks of the others were killed",
     "rank_hung": "a rank made no progress; it and the others were killed",
     "straggler": "the own work of a rank takes longer than that of the others; once until it is no longer slow",
     "node_checked": "the command of train.health has run on this node; with its result and last lines",

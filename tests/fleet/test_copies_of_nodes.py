@@ -11,7 +11,7 @@ from made_checkpoints import checkpoint, digests
 
 from smalti.fleet.neighbour import stream
 from smalti.fleet.nodes.copies import Copies
-from smalti.fleet.nodes.replication import Own, Replication
+from smalti.fleet.nodes.replication import LocalNode, Replication
 from smalti.track.checkpoints.names import complete, folder_name
 
 KEY = b"a key"
@@ -30,7 +30,7 @@ class Cluster:
     def add(self, number: int) -> None:
         (self.root / f"n{number}").mkdir()
         self.copies.append(Copies(self.root / f"n{number}", KEY, "127.0.0.1"))
-        self.members.append(Own(f"n{number}", self.copies[-1]))
+        self.members.append(LocalNode(f"n{number}", self.copies[-1]))
 
     def save(self, step: int, *, until: int | None = None, seed: int = 0) -> Path:
         """Write a copy of all ranks, and each node's part of it; returns the whole one."""

@@ -150,7 +150,7 @@ def test_a_line_that_is_cut_for_good_is_named_and_the_run_goes_on_elsewhere(thre
     assert code == 0, output
     assert run.placed() == ["n2", "n3"]
     (lost,) = run.events("node_lost")
-    assert (lost["node"], lost["why"]) == ("n2", "it was not heard from for 10.0s")
+    assert (lost["node"], lost["why"]) == ("n2", "it was silent for 10.0s")
     assert 9 < lost["detected_s"] < 14
     assert "node n2 was lost after step" in output
     _wait(lambda: not any(map(psutil.pid_exists, ranks)))  # it has killed them by itself

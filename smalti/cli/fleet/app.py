@@ -274,7 +274,7 @@ def join(
     """Start, watch and end the ranks of this node for a run of several machines, until Ctrl-C or SIGTERM.
 
     'smalti train' with train.nodes on another node is the lead. It uses as many nodes as the run needs; others that
-    join are spares. If the lead ends or is not heard from, the ranks of this node are killed, and it joins again when
+    join are spares. If the lead ends or is silent, the ranks of this node are killed, and it joins again when
     the same run, or another one, is started at one of the addresses. A stop lets the run save and continue without
     this node; a second one kills the ranks at once.
 

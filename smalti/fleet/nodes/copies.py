@@ -39,7 +39,7 @@ class Copies:
         self.address = f"{host}:{self._listener.getsockname()[1]}"
         self._jobs: queue.Queue[Message | None] = queue.Queue()
         self._done: tuple[int, str | None] = (0, None)
-        self._there: Message = {"complete": [], "files": {}, "all": {}}
+        self._listing: Message = {"complete": [], "files": {}, "all": {}}
         serving = (self._listener, key, self._answer, _SILENCE_S)
         threading.Thread(target=stream.serve, args=serving, name="copies", daemon=True).start()
         threading.Thread(target=self._work, name="copies", daemon=True).start()
@@ -59,8 +59,8 @@ class Copies:
         ``all`` files that it has on all nodes; and the last job that is done."""
         job, failure = self._done
         with suppress(OSError, SmaltiError):  # a copy was just deleted
-            self._there = self._look()
-        return {"address": self.address, **self._there, "job": job, "failure": failure}
+            self._listing = self._look()
+        return {"address": self.address, **self._listing, "job": job, "failure": failure}
 
     def _look(self) -> Message:
         copies = complete(self.ranks)

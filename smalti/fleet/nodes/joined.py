@@ -118,17 +118,20 @@ class _Session:
         self._reported_s = 0.0
 
     def run(self) -> int | None:
-        """Do what the lead says until the run has ended (its exit code) or a stop was requested. Raises ``LOST``."""
-        heard_s = clock.now_s()
+        """Carry out the requests of the lead until the run has ended (its exit code) or this node is to stop.
+
+        Raises ``LOST``.
+        """
+        received_s = clock.now_s()
         while not self._may_stop():
             if self._connection.poll(_POLL_S):
                 message = stream.receive_message(self._connection)
-                heard_s = clock.now_s()
+                received_s = clock.now_s()
                 if message["do"] == "end":
                     return int(message["code"])
                 self._do(message)
-            elif clock.now_s() - heard_s > self._lease_s:
-                raise TimeoutError(f"the lead was not heard from for {format_seconds(self._lease_s)}")
+            elif clock.now_s() - received_s > self._lease_s:
+                raise TimeoutError(f"the lead was silent for {format_seconds(self._lease_s)}")
             self._report()
         self._report(at_once=True)  # it leaves, and is not lost
         return None

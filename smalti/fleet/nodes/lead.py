@@ -24,7 +24,7 @@ from smalti.fleet.launch.local import start as start_here
 from smalti.fleet.neighbour import stream
 from smalti.fleet.neighbour.stream import LOST, Message
 from smalti.fleet.nodes.copies import Copies
-from smalti.fleet.nodes.replication import Own, Replication
+from smalti.fleet.nodes.replication import LocalNode, Replication
 from smalti.track.progress import Progress, slots_in
 from smalti.track.run import RunFolder
 
@@ -47,15 +47,15 @@ class Node:
         """A rank on it keeps failing: others are chosen first."""
         self._connection = connection
         self._sending = threading.Lock()
-        self._heard_s = clock.now_s()
+        self._received_s = clock.now_s()
         self._lost_s: float | None = None
         self._status: Message = {}
         self._copies: Message = {}
 
     @property
     def silent_s(self) -> float:
-        """Seconds since it was last heard from; of one that was lost, until then."""
-        return (self._lost_s or clock.now_s()) - self._heard_s
+        """Seconds since the last message from it; of one that was lost, until then."""
+        return (self._lost_s or clock.now_s()) - self._received_s
 
     @property
     def is_lost(self) -> bool:
@@ -80,12 +80,12 @@ class Node:
         try:
             while True:
                 message = stream.receive_message(self._connection)
-                self._heard_s = clock.now_s()
+                self._received_s = clock.now_s()
                 self.is_leaving = self.is_leaving or bool(message.get("leaves"))
                 self._copies = {**self._copies, **message.get("copies", {})}  # only what has changed is sent
                 self._status = message
         except BlockingIOError:
-            self.lose(f"it was not heard from for {format_seconds(lease_s)}")
+            self.lose(f"it was silent for {format_seconds(lease_s)}")
         except DataError as error:
             self.lose(error.message)
         except LOST as error:
@@ -194,7 +194,7 @@ class Nodes:
         if folder is None:
             return None
         copies = Copies(folder, self._key, self._host)
-        self._replication = Replication(Own(self.name, copies))
+        self._replication = Replication(LocalNode(self.name, copies))
         threading.Thread(target=self._replicate, args=(self._replication,), name="nodes-copies", daemon=True).start()
         return copies.ranks
 
@@ -217,7 +217,7 @@ class Nodes:
         After a lease it may be what ``fewer`` returns for the ranks that there is room for. None after
         ``train.nodes.wait``, which is logged, or where the wait is to stop.
         """
-        began_s, is_said = clock.now_s(), False
+        began_s, is_logged = clock.now_s(), False
         while not stops():
             room, waited_s = self.room, clock.now_s() - began_s
             if room >= ranks and self._choose(ranks):
@@ -231,9 +231,9 @@ class Nodes:
                 text = "no node has joined at %s within %s: %s; run 'smalti fleet join %s' on another"
                 log.get("fleet").error(text, self._address, format_seconds(self._wait_s), there, self._address)
                 return None
-            if not is_said:
+            if not is_logged:
                 log.get("fleet").info("waiting for nodes to join at %s: %s are there", self._address, there)
-                is_said = True
+                is_logged = True
             time.sleep(_POLL_S)
         return None
 
@@ -320,7 +320,7 @@ class Nodes:
         return next((node.name for node in self._used if node.is_leaving), None)
 
     def any_silent(self) -> bool:
-        """Return whether a node of the attempt was not heard from for some seconds."""
+        """Return whether a node of the attempt has been silent for some seconds."""
         return any(node.silent_s > _SILENT_S for node in self._used)
 
     def slots(self) -> list[Progress]:

@@ -34,7 +34,7 @@ class Member(Protocol):
         """Begin a job there (``Copies.do``)."""
 
 
-class Own:
+class LocalNode:
     """This node."""
 
     is_lost = False
@@ -47,7 +47,7 @@ class Own:
 class Replication:
     """Decides which copies the nodes hold."""
 
-    def __init__(self, own: Own) -> None:
+    def __init__(self, own: LocalNode) -> None:
         self._own = own
         self._numbers = itertools.count(1)
         self._job = 0
