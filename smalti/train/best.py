@@ -11,6 +11,7 @@ from smalti.base import log, store
 from smalti.base.errors import UserError
 from smalti.config.run import JobConfig
 from smalti.track.checkpoints.names import BEST, best, complete, step_of
+from smalti.track.names import EVAL, EVAL_EMA
 from smalti.track.sinks.jsonl import read_metrics
 from smalti.train.hooks import Hook
 from smalti.train.loop import Job
@@ -50,10 +51,12 @@ class KeepBest(Hook):
         if self._metric in metrics:
             self._values[job.state.step] = metrics[self._metric]
             self._compare(job, job.state.step)
-        elif any(name.startswith("metrics/eval/") for name in metrics):
+        elif (measured := sorted(name for name in metrics if name.startswith((EVAL, EVAL_EMA)))) and not (
+            job.state.step == 0 and job.config.train.ema is not None and self._metric.startswith(EVAL_EMA)
+        ):  # at step 0 there is no moving average
             raise UserError(
                 f"train.checkpoint.best={self._metric} is not measured",
-                allowed=", ".join(sorted(name for name in metrics if name.startswith("metrics/eval/"))),
+                allowed=", ".join(measured),
                 hint="a name of this list, or of a set in data.heldout",
             )
 

@@ -111,7 +111,7 @@ def _load_checkpoint(path: str, model: nn.Module, names: set[str]) -> None:
     wanted = model.state_dict()
     checkpoint.load(path, {f"model.{name}": value for name, value in wanted.items() if name in names})
     if quantized := [name for name in names if f"{name}_codes" in wanted]:
-        weights = checkpoint.StoredModel(path)
+        weights = checkpoint.StoredModel(path, verified=True)  # by find_checkpoint
         for name in quantized:
             _assign(wanted, name, weights[name])
 

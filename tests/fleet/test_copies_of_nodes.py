@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from made_checkpoints import checkpoint, digests
 
+from smalti.cost.memory.per_rank import PEER_COPIES_OF_NODES
 from smalti.fleet.neighbour import stream
 from smalti.fleet.nodes.copies import Copies
 from smalti.fleet.nodes.replication import LocalNode, Replication
@@ -83,6 +84,22 @@ def test_each_node_holds_the_shards_of_the_one_before_and_only_of_the_newest_cop
         three.look(made.name)
         assert [three.shards(number, made.name) for number in range(3)] == [[0, 1, 4, 5], [0, 1, 2, 3], [2, 3, 4, 5]]
     assert all(three.shards(number, made.name, "ranks") == [2 * number, 2 * number + 1] for number in range(3))
+
+
+def test_the_planner_counts_the_parts_that_a_node_holds_while_it_fetches_a_copy(three: Cluster) -> None:
+    three.look(three.save(3).name)
+    three.save(6)
+    three.replication.look()  # begins to hold it
+    deadline_s = time.monotonic() + 20
+    while any(copies.last_job != three.replication._job for copies in three.copies):
+        assert time.monotonic() < deadline_s
+        time.sleep(0.01)
+    newest = three.save(9).name  # its ranks delete the one before
+    for copies in three.copies:
+        shutil.copytree(copies.ranks / newest, copies.ranks / ".step-00000012.tmp")
+        own_bytes = sum(path.stat().st_size for path in (copies.ranks / newest / "shards").glob("*.safetensors"))
+        files = {path.stat().st_ino: path.stat().st_size for path in copies.ranks.parent.rglob("*.safetensors")}
+        assert sum(files.values()) == PEER_COPIES_OF_NODES * own_bytes
 
 
 @pytest.mark.parametrize("lost", [1, 2])

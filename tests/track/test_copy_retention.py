@@ -1,5 +1,6 @@
 """Copies that a store keeps: the rules of the run folder, marks that outlive it, and a store that fails."""
 
+import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from s3_buckets import Bucket
 from smalti.base.errors import DataError, SmaltiError, UserError
 from smalti.track.checkpoint_places import OfStore
 from smalti.track.checkpoints.copies import Copies
-from smalti.track.checkpoints.copy_retention import Best, prune_copies, read_best, roles
+from smalti.track.checkpoints.copy_retention import Best, prune_copies, read_best, roles, set_aside
 from smalti.track.checkpoints.marks import BLESSED, PROTECTED, REGISTERED, VERIFIED, mark
 from smalti.track.checkpoints.names import BEST, folder_name, step_of
 from smalti.track.checkpoints.retention import Keep
@@ -116,6 +117,31 @@ def test_the_best_copy_outlives_the_run_folder_until_there_is_a_better_one(
     prune_copies(opened(url), folder, 50, Keep(1))
     assert _steps(opened(url)) == [50]
     assert read_best(opened(url)) == Best("step-00000050", "metrics/eval/loss", 1.5)
+
+
+def test_a_damaged_copy_that_is_set_aside_is_sent_again_whole(tmp_path: Path) -> None:
+    older, path = (checkpoint(tmp_path / "run", step) for step in (1, 2))
+    root = tmp_path / "store"
+    copies = opened(str(root))
+    for each in (older, path):
+        copies.upload(each)
+    part = next((root / path.name / "shards").iterdir())
+    data = bytearray(part.read_bytes())
+    data[3] ^= 1
+    part.write_bytes(data)
+    for name in (PROTECTED, BLESSED):
+        copies.mark(path.name, name)
+    (root / "best").write_text(json.dumps({"name": path.name, "metric": "a", "value": 1.0}))
+    set_aside(copies, path.name)
+    assert copies.complete() == ["step-00000001"]
+    assert not (root / "best").exists()
+    copies.upload(checkpoint(tmp_path / "run", 3))
+    assert part.exists(), "its parts remain: it is protected"
+    copied = copies.upload(path)
+    assert copied.sent_bytes == copied.bytes
+    assert opened(str(root)).fault(path.name) is None
+    assert copies.marks(path.name) == {PROTECTED}
+    assert not (root / path.name / "REJECTED").exists()
 
 
 def test_an_unreadable_best_deletes_nothing(tmp_path: Path, s3: Bucket) -> None:

@@ -81,6 +81,20 @@ def test_a_metric_that_is_not_measured_is_refused(tmp_path: Path) -> None:
         KeepBest(METRIC).on_eval(Run(tmp_path).job(1), {"metrics/eval/prose/LanguageCrossEntropy": 1.0})
 
 
+def test_the_moving_average_is_not_measured_at_step_0(tmp_path: Path) -> None:
+    hook, job = KeepBest("metrics/eval_ema/prose/LanguageCrossEntropy"), Run(tmp_path).job(0)
+    job.config = SimpleNamespace(train=SimpleNamespace(ema=object()))
+    hook.on_eval(job, {"metrics/eval/prose/LanguageCrossEntropy": 1.0})
+    with pytest.raises(UserError, match="is not measured") as raised:
+        KeepBest("metrics/eval_ema/other/LanguageCrossEntropy").on_eval(
+            Run(tmp_path).job(1), {f"metrics/{kind}/prose/LanguageCrossEntropy": 1.0 for kind in ("eval", "eval_ema")}
+        )
+    assert "metrics/eval_ema/prose/LanguageCrossEntropy" in (raised.value.allowed or "")
+    job.config.train.ema = None
+    with pytest.raises(UserError, match="is not measured"):
+        hook.on_eval(job, {"metrics/eval/prose/LanguageCrossEntropy": 1.0})
+
+
 def test_a_checkpoint_that_is_complete_after_later_evaluations(tmp_path: Path) -> None:
     run = Run(tmp_path)
     run.evaluate(2, 1.0)

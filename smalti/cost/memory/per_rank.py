@@ -20,9 +20,10 @@ PEER_COPIES = 2
 """Copies of the state in shared memory at a time (``train.checkpoint.peer_copies``): the newest, and one that is being
 written. With ``train.checkpoint.peer_node`` one more, which is being sent."""
 
-PEER_COPIES_OF_NODES = 4
-"""The same of ranks on several nodes, of a node's own part: the newest, one that is being written, one that the next
-node fetches, and that of the node before. After a loss also the whole state, from which the ranks resume."""
+PEER_COPIES_OF_NODES = 6
+"""The same of ranks on several nodes, in parts of a node: the newest, one that is being written, and of two older
+copies (the one that is on two nodes, and the one that is being fetched) the node's own part and that of the node
+before. After a loss also the whole state, from which the ranks resume."""
 
 
 def peer_copies(config: RunConfig) -> int:

@@ -201,11 +201,12 @@ class StoredModel(Mapping[str, Tensor]):
     """The model's weights in a checkpoint, by the names of its ``state_dict``: full, plain CPU tensors.
 
     Each is read on access, by one process alone. DataError for a damaged checkpoint, for which every file is read once.
-    ema: of each weight that has one, its moving average (``train.ema``). UserError where none has.
+    ema: of each weight that has one, its moving average (``train.ema``). UserError where none has. verified: the caller
+    has compared the digests, so the files are not read for them again.
     """
 
-    def __init__(self, path: str | Path, *, ema: bool = False) -> None:
-        problem = fault(path)
+    def __init__(self, path: str | Path, *, ema: bool = False, verified: bool = False) -> None:
+        problem = None if verified else fault(path)
         if problem is not None:
             raise DataError(f"checkpoint {path} cannot be used: {problem}", hint="name another step, or train again")
         self._reader = ShardReader(Path(path) / "shards")

@@ -22,6 +22,7 @@ from smalti.distributed.checkpoint.shard_file import Place
 from smalti.distributed.checkpoint.shard_reader import parse_index
 from smalti.distributed.checkpoint.shards import INDEX
 from smalti.track.checkpoints.copies import Copies
+from smalti.track.checkpoints.copy_retention import read_best
 from smalti.track.checkpoints.names import folder_name, step_of
 
 _CACHED_PARTS = 32
@@ -29,9 +30,13 @@ _CACHED_PARTS = 32
 
 
 def name_of_copy(copies: Copies, step: int | None) -> str:
-    """Return the name of the copy of ``step``, or of the newest. Raises UserError where there is none."""
+    """Return the name of the copy of ``step``, else of the best, else of the newest. Raises UserError without one."""
     names = copies.complete()
-    name = next(iter(names), None) if step is None else folder_name(step)
+    best = read_best(copies) if step is None else None
+    if step is not None:
+        name: str | None = folder_name(step)
+    else:
+        name = best.name if best is not None and best.name in names else next(iter(names), None)
     if name is None or name not in names:
         raise UserError(
             f"{copies.url} has no complete checkpoint{'' if step is None else f' of step {step}'}",
@@ -79,7 +84,7 @@ class CopiedModel(Mapping[str, Tensor]):
 
     @classmethod
     def open(cls, url: str, step: int | None, *, ema: bool = False) -> Self:
-        """Open the copy of ``step``, or the newest, below the URL of a run. Raises UserError where there is none."""
+        """Open the copy of ``step``, the best or the newest, below the URL of a run. Raises UserError without one."""
         copies = Copies(url, Requests())
         return cls(copies, name_of_copy(copies, step), ema=ema)
 

@@ -60,19 +60,21 @@ def open_source(
     path = _checkpoint(run, step, folder)
     state = manifest.read_state(path)
     if average is None:
-        return Source(path, checkpoint.StoredModel(path, ema=ema), state, ema=ema)
+        return Source(path, checkpoint.StoredModel(path, ema=ema, verified=True), state, ema=ema)
     names = checkpoints_to_average(complete(folder), str(folder), average, step_of(path))
-    weights = AveragedModel([checkpoint.StoredModel(folder / name) for name in names])
+    weights = AveragedModel(
+        [checkpoint.StoredModel(folder / name, verified=step_of(name) == step_of(path)) for name in names]
+    )
     return Source(path, weights, state, tuple(map(step_of, names)))
 
 
 def _open_copy(url: str, config: RunConfig, *, step: int | None, average: str | None, ema: bool) -> Source:
     copies = Copies(url, Requests())
-    newest = name_of_copy(copies, step)
-    names = [newest]
+    last = name_of_copy(copies, step)
+    names = [last]
     if average is not None:
         keep = "train.checkpoint.save_to_keep"
-        names = checkpoints_to_average(copies.complete(), url, average, step_of(newest), option=keep)
+        names = checkpoints_to_average(copies.complete(), url, average, step_of(last), option=keep)
     models = [CopiedModel(copies, name, ema=ema) for name in names]
     for model in models:
         _require_same_run(model, config)
@@ -92,6 +94,7 @@ def _require_same_run(copied: CopiedModel, config: RunConfig) -> None:
 
 
 def _checkpoint(run: Path, step: int | None, folder: Path) -> str:
+    """Return the path of a checkpoint whose digests were compared."""
     step = best(folder) if step is None else step
     if step is None:
         newest = checkpoint.newest(folder)

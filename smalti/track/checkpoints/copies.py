@@ -12,7 +12,7 @@ without checkpoints. One process of a job uses this, so metadata is read once. T
 import os
 import shutil
 import socket
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,8 +23,8 @@ from smalti.base.hashing import sha256_bytes
 from smalti.base.objects import Requests, open_folder, ordered
 from smalti.track.checkpoints import copy_format, manifest
 from smalti.track.checkpoints.copy_format import MARK, Damaged, File, Index, Mark
-from smalti.track.checkpoints.marks import is_mark
-from smalti.track.checkpoints.names import folder_name, is_name, step_of
+from smalti.track.checkpoints.marks import BLESSED, VERIFIED, is_mark, is_wanted
+from smalti.track.checkpoints.names import NoneUsable, folder_name, is_name, step_of
 from smalti.track.checkpoints.parts import Part, part_digest, read_parts
 
 Check = Callable[[str | None], None]
@@ -32,6 +32,8 @@ Check = Callable[[str | None], None]
 Reject = Callable[[str, str], None]
 """Called with (checkpoint, reason) for each copy that is passed over."""
 
+REJECTED = "REJECTED"
+"""Object in a copy that was damaged and is incomplete since: its parts are sent again, whatever is there."""
 THREADS = 4
 _TRIES = 4
 _TIDIED = 3
@@ -73,14 +75,25 @@ class Copies:
         """Return the names of the complete copies, newest first: one listing, and one small read for each new name."""
         return list(self._newest_first())
 
-    def newest(self, folder: str | Path, *, check: Check | None = None, reject: Reject | None = None) -> Path | None:
+    def names(self) -> list[str]:
+        """Return the names of the copies, newest first, also of those that are not complete; of one listing."""
+        return sorted(filter(is_name, self._folder.names()), key=step_of, reverse=True)
+
+    def newest(
+        self,
+        folder: str | Path,
+        *,
+        names: Iterable[str] | None = None,
+        check: Check | None = None,
+        reject: Reject | None = None,
+    ) -> Path | None:
         """Fetch the newest copy that verifies into ``folder`` and return its path there; None where there is none.
 
-        Damaged copies are passed over. Raises DataError where there are copies and none can be used, and what ``check``
-        raises for the newest.
+        names: those of ``names`` to choose from, newest first; by default all. Damaged copies are passed over. Raises
+        NoneUsable where there are copies and none can be used, and what ``check`` raises for the newest.
         """
         reasons = []
-        for name in self._newest_first():
+        for name in filter(self._is_complete, self.names() if names is None else names):
             try:
                 return self.fetch(step_of(name), folder, check=check)
             except Damaged as error:
@@ -88,7 +101,7 @@ class Copies:
                 if reject is not None:
                     reject(store.join(self.url, name), error.message)
         if reasons:
-            raise DataError(
+            raise NoneUsable(
                 f"no checkpoint in {self.url} can be used: {'; '.join(reasons)}",
                 hint="start anew with name=NEW_NAME, or remove this folder of the store; nothing was changed",
             )
@@ -97,8 +110,9 @@ class Copies:
     def fetch(self, step: int, folder: str | Path, *, check: Check | None = None) -> Path:
         """Download the copy of ``step`` into ``folder/step-...``, whole or not at all, and return that path.
 
-        Raises Damaged where an object is missing or has other bytes, DataError where there is no complete copy,
-        RetryableError where the store fails or the disk is full.
+        What is there is replaced, and its marks hold for the copy. Raises Damaged where an object is missing or has
+        other bytes, DataError where there is no complete copy, RetryableError where the store fails or the disk is
+        full.
         """
         name = folder_name(step)
         index = self.index(name)
@@ -113,7 +127,9 @@ class Copies:
                 self._write_files(name, index, temporary)
                 digest = sha256_bytes((temporary / "manifest.json").read_bytes())
                 store.write_text(temporary / MARK, digest + "\n")
-                shutil.rmtree(final, ignore_errors=True)  # not complete, or it would have been used
+                for mark in sorted({path.name for path in final.glob("*") if is_mark(path.name)} - {VERIFIED}):
+                    shutil.copyfile(final / mark, temporary / mark)
+                shutil.rmtree(final, ignore_errors=True)  # not complete or damaged, or it would have been used
                 os.replace(temporary, final)
         except BaseException:
             shutil.rmtree(temporary, ignore_errors=True)
@@ -162,8 +178,7 @@ class Copies:
         return set(filter(is_mark, self._present(name)))
 
     def _newest_first(self) -> Iterator[str]:
-        names = sorted(filter(is_name, self._folder.names()), key=step_of, reverse=True)
-        return (name for name in names if self._is_complete(name))
+        return filter(self._is_complete, self.names())
 
     def _is_complete(self, name: str) -> bool:
         if name not in self._complete and self._mark(name) is not None:
@@ -249,7 +264,7 @@ class Copies:
             files = tuple(_file(entry, ()) for entry in entries)
             self._require_same(name, Index(files, config, self._part_bytes))
             return Copied(store.join(self.url, name), bytes_, 0, clock.now_s() - began_s)
-        index, sent_bytes = self._send_files(root, name, entries, self._present(name), config)
+        index, sent_bytes = self._send_files(root, name, entries, self._sent(name), config)
         self._publish(name, index)
         return Copied(store.join(self.url, name), bytes_, sent_bytes, clock.now_s() - began_s)
 
@@ -260,11 +275,22 @@ class Copies:
         else:
             self._folder.put(f"{name}/{mark}", f"{clock.utc_text()}\n".encode())
 
+    def reject(self, name: str) -> None:
+        """Make a copy incomplete, so that its step can be copied again; what was said of its contents is deleted.
+
+        Its parts remain until an upload deletes what is not complete; protected and registered ones until the step is
+        complete again.
+        """
+        self._folder.put(f"{name}/{REJECTED}", f"{clock.utc_text()}\n".encode())
+        self._folder.delete([f"{name}/{mark}" for mark in (MARK, BLESSED, VERIFIED)])
+        self._complete.discard(name)
+
     def remove(self, name: str) -> None:
         """Delete a copy, ``COMPLETE`` first; the next upload deletes what remains where this is interrupted."""
         self._folder.delete([f"{name}/{MARK}"])
         self._complete.discard(name)
-        self._folder.delete(f"{name}/{path}" for path in self._present(name))
+        present = sorted(self._present(name), key=is_mark, reverse=True)  # marks first: they keep the others
+        self._folder.delete(f"{name}/{path}" for path in present)
 
     def receive(self, source: "Copies", name: str, read: Callable[[int], None] = lambda _: None) -> Copied:
         """Copy a copy of another store, part by part, and return what was done. Raises as ``upload`` and ``fetch``.
@@ -274,7 +300,7 @@ class Copies:
         began_s = clock.now_s()
         index, sent_bytes = source.index(name), 0
         bytes_ = sum(file.bytes for file in index.files)
-        present = self._present(name)
+        present = self._sent(name)
         if MARK in present:
             self._require_same(name, index)
             return Copied(store.join(self.url, name), bytes_, 0, clock.now_s() - began_s)
@@ -289,6 +315,11 @@ class Copies:
     def _present(self, name: str) -> dict[str, int]:
         """Return the objects of a step, by their names below it."""
         return {path.removeprefix(f"{name}/"): size for path, size in self._folder.sizes(name).items()}
+
+    def _sent(self, name: str) -> dict[str, int]:
+        """Return those of ``_present`` that need not be sent again."""
+        present = self._present(name)
+        return {} if REJECTED in present and MARK not in present else present
 
     def _send_files(
         self, root: Path, name: str, entries: Sequence[manifest.Entry], present: Mapping[str, int], config: str | None
@@ -365,11 +396,16 @@ class Copies:
             log.get("checkpoint").warning("leftovers in %s were not deleted: %s", self.url, error.message)
 
     def _leftovers(self, name: str) -> list[str]:
-        """Return the objects of a step that its copy does not have: all of them where it is not complete."""
+        """Return the objects of a step that its copy does not have: all of them where it is not complete.
+
+        None of a damaged one that was set aside and is protected or registered.
+        """
         present, kept = self._present(name), set()
         if MARK in present:
             mark = copy_format.parse_mark(store.join(self.url, name), self._read(f"{name}/{MARK}"))
             kept = {MARK, mark.index, *self.index(name).sizes(), *filter(is_mark, present)}
+        elif is_wanted(present):
+            return []
         return [f"{name}/{path}" for path in present if path not in kept]
 
 

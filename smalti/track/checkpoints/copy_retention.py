@@ -15,7 +15,7 @@ from smalti.base import store
 from smalti.base.errors import DataError
 from smalti.base.objects import open_folder
 from smalti.track.checkpoints.copies import Copies
-from smalti.track.checkpoints.marks import BLESSED, PROTECTED, REGISTERED, VERIFIED, is_mark
+from smalti.track.checkpoints.marks import BLESSED, PROTECTED, REGISTERED, VERIFIED, is_mark, is_wanted
 from smalti.track.checkpoints.names import BEST, best, complete, folder_name, is_name, step_of
 from smalti.track.checkpoints.retention import Keep, kept_names
 from smalti.track.events import read_events
@@ -38,7 +38,7 @@ def prune_copies(copies: Copies, folder: Path, step: int, keep: Keep) -> None:
             marks_of(name).add(mark)
     kept = kept_names(names, keep, lambda name: BLESSED in marks_of(name)) | _best_names(copies, folder, names)
     for name in reversed(names):
-        if name not in kept and not _is_wanted(copies.marks(name)):  # a command may have protected it meanwhile
+        if name not in kept and not is_wanted(copies.marks(name)):  # a command may have protected it meanwhile
             copies.remove(name)
             keep.report(step=step_of(name), path=store.join(copies.url, name), reason=REASON)
 
@@ -92,6 +92,14 @@ def read_best(copies: Copies) -> Best | None:
     )
 
 
+def set_aside(copies: Copies, name: str) -> None:
+    """Make a damaged copy incomplete, so that its step can be copied again; it is the best one no longer."""
+    copies.reject(name)
+    stored = read_best(copies)
+    if stored is not None and stored.name == name:
+        open_folder(copies.url, copies.requests).delete([BEST])
+
+
 def _best_names(copies: Copies, folder: Path, names: list[str]) -> set[str]:
     """Return the names of the best checkpoint of the run and of the store, after recording a better one there."""
     step = best(folder)
@@ -129,7 +137,3 @@ def _marks(checkpoint: Path) -> set[str]:
 
 def _is_registration(mark: str) -> bool:
     return mark.startswith(f"{REGISTERED}-")
-
-
-def _is_wanted(marks: set[str]) -> bool:
-    return PROTECTED in marks or any(map(_is_registration, marks))

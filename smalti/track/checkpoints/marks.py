@@ -3,6 +3,7 @@
 A mark belongs to this copy of the checkpoint: it moves with a rejected one, and is gone when the step is saved again.
 """
 
+from collections.abc import Iterable
 from pathlib import Path
 
 from smalti.base import store
@@ -51,6 +52,11 @@ def registered_in(registry: Path) -> str:
 def is_registered(path: str | Path) -> bool:
     """Return whether any registry has the checkpoint at ``path``."""
     return any(Path(path).glob(f"{REGISTERED}-*"))
+
+
+def is_wanted(marks: Iterable[str]) -> bool:
+    """Return whether a user or a registry wants what has these marks to remain, whatever it is."""
+    return any(mark == PROTECTED or mark.startswith(f"{REGISTERED}-") for mark in marks)
 
 
 def is_mark(name: str) -> bool:

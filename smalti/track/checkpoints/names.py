@@ -7,7 +7,7 @@ import os
 import re
 from pathlib import Path
 
-from smalti.base.errors import RetryableError
+from smalti.base.errors import DataError, RetryableError
 from smalti.base.store import read_json
 from smalti.track.events import read_events
 from smalti.track.sinks.jsonl import read_metrics
@@ -17,6 +17,10 @@ BEST = "best"
 """File beside the checkpoints that names the best one (``train.checkpoint.best``)."""
 PEER_MEMORY = "peer memory"
 """``source`` of the event ``resumed`` after a recovery from shared memory (``train.checkpoint.peer_copies``)."""
+
+
+class NoneUsable(DataError):
+    """There are checkpoints, and each is damaged."""
 
 
 def complete(folder: str | Path) -> list[str]:

@@ -13,6 +13,7 @@ from tiny_runs import add_checkpoint, require_same_export, tiny_run
 from torch.distributed.tensor import Shard, distribute_tensor, init_device_mesh
 
 from smalti.base.errors import DataError, SmaltiError, UserError
+from smalti.base.objects import Requests, open_folder
 from smalti.config.load import load
 from smalti.config.run import RunConfig
 from smalti.distributed.checkpoint import checkpoint, copied, saver
@@ -74,6 +75,23 @@ def test_an_export_from_a_store_is_that_of_the_folder(tmp_path: Path, s3: Bucket
     with pytest.raises(DataError, match="does not match its digest"):
         export(run, output=tmp_path / "damaged", checkpoints=s3.url)
     assert not (tmp_path / "damaged").exists()
+
+
+def test_an_export_from_a_store_is_of_the_best_copy(tmp_path: Path) -> None:
+    run, url = tiny_run(tmp_path), f"memory://{tmp_path.name}/a"
+    add_checkpoint(run, load(RunConfig, str(run)).config, 24)
+    for path in (run / "checkpoints").glob("step-*"):
+        opened(url).upload(path)
+
+    def exported_step(name: str) -> int:
+        folder = Path(export(run, output=tmp_path / name, checkpoints=url))
+        return int(json.loads((folder / "export.json").read_text())["step"])
+
+    assert exported_step("newest") == 24
+    for step, expected in ((20, 20), (16, 24)):  # that of step 16 was deleted
+        best = {"name": f"step-{step:08d}", "metric": "metrics/eval/prose/LanguageCrossEntropy", "value": 1.0}
+        open_folder(url, Requests(5000.0)).put("best", json.dumps(best).encode())
+        assert exported_step(f"best-{step}") == expected
 
 
 def test_an_average_from_a_store_is_that_of_the_folder(

@@ -20,6 +20,7 @@ from smalti.distributed.checkpoint import card, checkpoint, saver
 from smalti.distributed.checkpoint import export as room
 from smalti.distributed.checkpoint.export import export
 from smalti.model.huggingface import FAMILIES, load_folder
+from smalti.track.checkpoints import manifest
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 
@@ -47,6 +48,18 @@ def test_weights_tokenizer_and_record(run: Path) -> None:
     generation = json.loads((folder / "generation_config.json").read_text())
     assert generation["eos_token_id"] == load_tokenizer(folder).eod_id
     assert [path.name for path in run.iterdir() if path.name.startswith(".")] == []
+
+
+@pytest.mark.parametrize(("step", "average", "expected"), [(None, None, 1), (20, None, 1), (24, "last:2", 2)])
+def test_each_checkpoint_is_read_once_for_its_digests(
+    step: int | None, average: str | None, expected: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = tiny_run(tmp_path)
+    add_checkpoint(run, _config(run), 24)
+    fault, verified = manifest.fault, list[Path]()
+    monkeypatch.setattr(manifest, "fault", lambda path: [verified.append(Path(path)), fault(path)][1])
+    export(run, step=step, average=average)
+    assert len(verified) == len(set(verified)) == expected
 
 
 def test_the_average_of_the_last_checkpoints(tmp_path: Path) -> None:
