@@ -67,6 +67,7 @@ def test_page_holds_every_part(run_folder: Path) -> None:
 
 def test_an_eval_in_the_timeline_is_words_and_not_json(run_folder: Path) -> None:
     metrics = {f"metrics/eval/{one}/bits_per_byte": bits for one, bits in (("code", 2.8124), ("prose", 2.9816))}
+    metrics |= {"metrics/eval_ema/code/bits_per_byte": 2.7}
     loss = {"metrics/eval/code/LanguageCrossEntropy": 6.0}
     with (run_folder / "events.jsonl").open("a") as file:
         file.write(json.dumps({"event": "eval", "step": 7, "metrics": {**loss, **metrics}}) + "\n")
@@ -75,7 +76,7 @@ def test_an_eval_in_the_timeline_is_words_and_not_json(run_folder: Path) -> None
     text = Path(write_report(run_folder)).read_text()
     timeline = text[text.index("<h2>Timeline") : text.index("<h2>Config")]
     for words in (
-        "step 7, code 2.812, prose 2.982 bits/byte",
+        "step 7, code 2.812, prose 2.982, code (EMA) 2.700 bits/byte",
         "code 6.000 nats/token",
         "codes 0 1, more b &lt;, a 1.5",
     ):

@@ -63,7 +63,7 @@ def verify(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Read every file again and compare it with its digest; exit code 3 if one is damaged."""
+    """Read every file again and compare it with its digest; exit code 3 if one is damaged or there is none."""
     from smalti.base.errors import CheckFailed
     from smalti.cli.progress import ProgressLine
     from smalti.cli.tables import print_json
@@ -78,6 +78,8 @@ def verify(
             print(f"{name}: {faults[name] or 'every file matches its digest'}")
     if as_json:
         print_json([{"checkpoint": name, "fault": fault} for name, fault in faults.items()])
+    if not faults:
+        raise CheckFailed(f"{run} has no complete checkpoint", hint=f"smalti runs show {run}")
     damaged = [name for name, fault in faults.items() if fault is not None]
     if damaged:
         raise CheckFailed(

@@ -104,9 +104,10 @@ def _checkpoint(run: Path, step: int | None, folder: Path) -> str:
     path = folder / folder_name(step)
     problem = checkpoint.fault(path) if path.is_dir() else "it does not exist"
     if problem is not None:
-        there = sorted(map(step_of, complete(folder)))
+        others = sorted(step_of(name) for name in complete(folder) if step_of(name) != step)
         raise UserError(
             f"checkpoint {path} cannot be used: {problem}",
-            allowed=f"--step {', '.join(map(str, there)) or '(the run has none)'}",
+            allowed=f"--step {', '.join(map(str, others)) or '(the run has no other)'}",
+            hint=f"smalti runs checkpoints verify {run}",
         )
     return str(path)

@@ -7,6 +7,7 @@ from typing import Any
 
 from smalti.base.units import format_frac
 from smalti.config.durations import RunLength
+from smalti.track.names import EVAL_EMA
 from smalti.track.report.read import RunRecord
 
 
@@ -107,6 +108,11 @@ def _metrics(metrics: Mapping[str, Any]) -> str:
     for suffix, unit in (("/bits_per_byte", "bits/byte"), ("/LanguageCrossEntropy", "nats/token")):
         values = {name: value for name, value in metrics.items() if name.endswith(suffix) and is_number(value)}
         if values:
-            named = (f"{name.removesuffix(suffix).rpartition('/')[2]} {value:.3f}" for name, value in values.items())
+            named = (f"{_source(name.removesuffix(suffix))} {value:.3f}" for name, value in values.items())
             return f"{', '.join(named)} {unit}"
     return ", ".join(f"{name} {brief(value)}" for name, value in metrics.items())
+
+
+def _source(name: str) -> str:
+    """Return the source in the name of a metric, and that the weights were the moving average if they were."""
+    return name.rpartition("/")[2] + (" (EMA)" if name.startswith(EVAL_EMA) else "")
