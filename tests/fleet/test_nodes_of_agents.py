@@ -46,6 +46,13 @@ def _key(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SMALTI_PEER_KEY", KEY)
 
 
+def wait_until(is_true: Callable[[], bool]) -> None:
+    end_s = time.monotonic() + 200
+    while not is_true():
+        assert time.monotonic() < end_s
+        time.sleep(0.02)
+
+
 def wait_for(*paths: Path) -> None:
     wait_for_files(*paths, seconds=200)
 
@@ -72,7 +79,15 @@ class Cluster:
         return self.joined[name].communicate(timeout=200)[0]
 
     def run(
-        self, body: str, *, ranks: int = 4, count: int = 2, lease: str = "20s", rejoin_s: float = 200.0, **restart: Any
+        self,
+        body: str,
+        *,
+        ranks: int = 4,
+        count: int = 2,
+        spares: int = 0,
+        lease: str = "20s",
+        rejoin_s: float = 200.0,
+        **restart: Any,
     ) -> tuple[agent.Outcome, list[agent.Outcome], RunFolder]:
         """Run attempts until the run ends: the outcome, that of each attempt, and the run folder."""
         command = [sys.executable, script(self.root, body, HEAD), str(self.root)]
@@ -87,6 +102,7 @@ class Cluster:
         with lead.opened(config, ranks=ranks, run="toy") as nodes:
             assert nodes is not None
             assert nodes.wait(ranks) == ranks
+            wait_until(lambda: len(nodes._usable()) >= count - 1 + spares)
             nodes._wait_s = rejoin_s
             outcome = agent.run(
                 command, ranks=ranks, folder=opened(0), threads=1, grace_s=0.5, at_end=outcomes.append,
@@ -124,7 +140,7 @@ def test_the_ranks_of_two_nodes_know_their_places_and_a_spare_waits(cluster: Clu
     put("place", " ".join([*(os.environ[key] for key in keys.split()), str(os.getppid())]))
     print("rank", rank, "writes a log", flush=True)
     """
-    outcome, _, folder = cluster.run(body)
+    outcome, _, folder = cluster.run(body, spares=1)
     assert outcome.code == 0
     places = [(cluster.root / f"place-{rank}").read_text().split() for rank in range(4)]
     assert [place[:-1] for place in places] == [
@@ -170,7 +186,7 @@ def test_a_spare_takes_the_place_of_a_node_that_is_lost(cluster: Cluster) -> Non
         os.kill(int((cluster.root / "parent-0-2").read_text()), signal.SIGKILL)
 
     later(kill)
-    outcome, outcomes, folder = cluster.run(body)
+    outcome, outcomes, folder = cluster.run(body, spares=1)
     assert (outcome.code, len(outcomes)) == (0, 2)
     (lost,) = events(folder, "node_lost")
     first, second = (event["nodes"][1] for event in events(folder, "attempt_started"))
