@@ -30,16 +30,11 @@ def test_naming_of_one_planted_fault(four, tmp_path):
 
 
 @pytest.mark.exhaustive
-@pytest.mark.parametrize("fault", ["slow link", "full disk", "clock skew", "other library version"])
-def test_naming_of_each_kind_of_fault(four, tmp_path, fault):
-    """The other kinds, as above; a slow node and healthy ones are in the sample of the proof."""
-    assert _trial(four, tmp_path / "trial", fault, "n3") == {("n3", FAULTS[fault])}
-
-
-@pytest.mark.exhaustive
 def test_naming(four, proof, record, tmp_path):
-    """``make prove NAME=naming``: 20 trials with a fault on a random node, and 20 without one."""
-    trials, draw = proof(short=1, full=20), random.Random(22)
+    """``make prove NAME=naming``: 20 trials with a fault on a random node, and 20 without one, on an idle machine."""
+    trials, draw = proof(short=0, full=20), random.Random(22)
+    if not trials:
+        pytest.skip("needs an idle machine; the test above is its sample")
     counts, misses = Counter[str](), list[str]()
     for number in range(trials):
         fault, node = list(FAULTS)[number % len(FAULTS)], draw.choice(four.names)
