@@ -59,10 +59,12 @@ def test_a_run_folder_that_does_not_answer_does_not_delay_reports(made: Joined, 
 
 
 def test_what_has_not_changed_of_the_copies_is_sent_once(made: Joined) -> None:
-    copies = SimpleNamespace(last_job=0, report=lambda: {"files": {"step-1": ["a"]}, "job": copies.last_job})
+    copies = SimpleNamespace(
+        last_job=0, report=lambda: {"files": {"step-1": ["a"]}, "job": copies.last_job, "failure": None}
+    )
     made.session._copies = copies  # type: ignore[assignment]
     made.thread.start()
-    assert made.receive()["copies"] == {"files": {"step-1": ["a"]}, "job": 0}
+    assert made.receive()["copies"] == {"files": {"step-1": ["a"]}, "job": 0, "failure": None}
     assert made.receive()["copies"] == {}
     copies.last_job = 1
     while not (changed := made.receive()["copies"]):

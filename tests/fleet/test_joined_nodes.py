@@ -1,6 +1,7 @@
 """Runs on several nodes (network namespaces) with Smalti's agents: lost nodes, cut lines, a lead that is killed."""
 
 import os
+import shutil
 import signal
 import time
 from collections.abc import Callable, Iterator
@@ -16,6 +17,8 @@ from network_nodes import Nodes, nodes, why_not
 
 from smalti.config.load import dump
 from smalti.config.run import RunConfig
+from smalti.fleet.agent import memory
+from smalti.track.checkpoints.names import complete
 from smalti.track.run import RunFolder
 
 pytestmark = pytest.mark.slow  # processes
@@ -84,6 +87,10 @@ def _wait(condition: Callable[[], bool]) -> None:
 def _shards(config: RunConfig, steps: int) -> dict[str, str]:
     files = digests(Path(config.run_folder) / f"checkpoints/step-{steps:08d}")
     return {name: digest for name, digest in files.items() if name.startswith("shards/")}
+
+
+def _folders() -> set[Path]:
+    return set(memory.SHARED.glob(f"smalti-{os.getuid()}-*"))
 
 
 def require_equal_to_an_undisturbed_run(run: Run, root: Path) -> None:
@@ -186,3 +193,41 @@ def test_a_killed_lead_ends_the_ranks_of_other_nodes_and_the_command_continues_e
     require_equal_to_an_undisturbed_run(run, tmp_path)
     second.send_signal(signal.SIGTERM)
     assert second.finish()[0] == 143
+
+
+def test_a_spare_continues_from_memory_after_a_node_was_lost_with_its_own_to_the_bit(
+    three: Nodes, tmp_path: Path
+) -> None:
+    """No checkpoint is on the disk: half of the state was on the node that is killed, with all of its memory."""
+    run = Run(three, tmp_path, steps=150, checkpoint={"every": "1run", "peer_copies": "3step"})
+    before = _folders()
+    second = run.join("n2")
+    lead = run.lead()
+    _wait(lambda: "n2 has joined" in second.output())
+    _wait(lambda: len(_folders() - before) == 2)
+    run.join("n3")
+    held = [folder / "held" for folder in _folders() - before]
+    _wait(lambda: all(_holds_all(folder) for folder in held))
+    (of_lead,) = [folder for folder in _folders() - before if _is_open_in(lead.pid, folder)]
+    three.kill("n2")
+    for folder in held:
+        if folder.parent != of_lead:
+            shutil.rmtree(folder.parent)
+    code, output = lead.finish(600)
+    assert code == 0, output
+    assert run.placed() == ["n2", "n3"]
+    (resumed,) = run.events("resumed")
+    assert resumed["source"] == "peer memory"
+    assert resumed["step"] >= 3
+    assert [event["step"] for event in run.events("checkpoint_saved")] == [run.steps]
+    require_equal_to_an_undisturbed_run(run, tmp_path)
+
+
+def _holds_all(held: Path) -> bool:
+    """Whether a node holds the shards of both ranks of a copy."""
+    return any(len(list((held / name / "shards").glob("*.safetensors"))) == 2 for name in complete(held))
+
+
+def _is_open_in(pid: int, folder: Path) -> bool:
+    """Whether a process has opened the folder, for its lock."""
+    return any(os.path.realpath(each) == str(folder) for each in Path(f"/proc/{pid}/fd").iterdir())

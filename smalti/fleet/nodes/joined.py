@@ -217,7 +217,7 @@ class _Session:
     def _changed_copies(self) -> Message:
         """Return the report of the copies without what was sent before: it has the names of all files."""
         report = {} if self._copies is None else self._copies.report()
-        changed = {name: value for name, value in report.items() if self._sent_copies.get(name) != value}
+        changed = {name: value for name, value in report.items() if (name, value) not in self._sent_copies.items()}
         self._sent_copies = report
         return changed
 
