@@ -93,7 +93,7 @@ class Watch:
         return read_slots(self._progress) + ([] if self._nodes is None else self._nodes.slots())
 
     def _loses_a_node(self) -> bool:
-        """Return whether a node of the attempt was lost; what its ranks did is not known, so none of them is blamed."""
+        """Return whether a node of the attempt was lost; none of its ranks is blamed, as their state is unknown."""
         self.lost = None if self._nodes is None else self._nodes.lost()
         if self.lost is None:
             return False
