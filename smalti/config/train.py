@@ -139,7 +139,7 @@ class CheckpointConfig(Config):
     has lost its node fetches it when it is started again. Takes the bytes of one more copy. Absent: this node alone."""
     save_to: str | None = placement(None)
     """URL or folder under which each saved checkpoint is copied in the background, to ``SAVE_TO/NAME/step-...``; a run
-    folder without checkpoints is restored from there. Absent: no copies."""
+    whose folder has no checkpoint, damaged or older ones resumes from there. Absent: no copies."""
     save_to_keep: Count | KeepConfig | None = placement(None)
     """Which copies in ``save_to`` are kept: a number of the newest ones, or a section, as in ``keep``. The best one,
     and protected and registered ones, are kept too. Absent: no copy is deleted."""

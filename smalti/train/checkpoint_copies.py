@@ -1,18 +1,18 @@
-"""``train.checkpoint.save_to``: copies each saved checkpoint, and restores a run folder that has none.
+"""``train.checkpoint.save_to``: copies each saved checkpoint, and restores those that a run folder lacks.
 
 Rank 0 alone talks to the store, so the request rate is that of the whole job.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch.distributed as dist
 
 from smalti.base import clock, log, store
-from smalti.base.errors import UserError
+from smalti.base.errors import SmaltiError, UserError
 from smalti.base.objects import Requests
 from smalti.config.fork import is_of_history
 from smalti.config.identity import difference
@@ -22,7 +22,8 @@ from smalti.distributed.group.world import broadcast_from_rank0
 from smalti.track.checkpoints import names
 from smalti.track.checkpoints.background import BackgroundCopies, remove_links
 from smalti.track.checkpoints.copies import Check, Copies
-from smalti.track.checkpoints.copy_retention import prune_copies
+from smalti.track.checkpoints.copy_retention import prune_copies, set_aside
+from smalti.track.checkpoints.names import NoneUsable
 from smalti.track.checkpoints.retention import Keep
 from smalti.track.run import RunFolder, config_text
 from smalti.train.hooks import Hook
@@ -31,10 +32,15 @@ from smalti.train.step import StepResult
 
 _WAIT_S = 5.0
 """The other ranks are in a collective for at most so long while rank 0 restores."""
+_LOOK_S = 30.0
+"""A store that fails for so long is not searched where the run folder has a checkpoint."""
+
+T = TypeVar("T")
 
 
-def watch(config: JobConfig, restored: str | None) -> list[Hook]:
-    """Return the hook; none without ``train.checkpoint.save_to``. restored: the result of ``restore``."""
+def watch(config: JobConfig, stored: "StoredCheckpoints | None") -> list[Hook]:
+    """Return the hook; none without ``train.checkpoint.save_to``. stored: the result of ``restore``."""
+    restored = None if stored is None else stored.restored
     return [] if config.train.checkpoint.save_to is None else [CopyCheckpoints(restored)]
 
 
@@ -129,51 +135,127 @@ def same_run(config: JobConfig, folder: RunFolder) -> Check:
     return check
 
 
-def restore(config: JobConfig, folder: RunFolder, events: Any) -> str | None:
-    """Fetch the newest copy that verifies into a run folder without checkpoints, and return its name. A collective.
+def restore(config: JobConfig, folder: RunFolder, events: Any) -> "StoredCheckpoints | None":
+    """Fetch the newest copy if it is newer than all checkpoints of the run folder. A collective; None without
+    ``save_to``.
 
-    None where the run folder has one or the store has none, without ``save_to``, and on other ranks than 0. Raises what
-    rank 0 does where the store fails.
+    Raises what rank 0 does where the store fails and the run folder has no checkpoint.
     """
-    if config.train.checkpoint.save_to is None or broadcast_from_rank0(folder.saved_step) is not None:
+    if config.train.checkpoint.save_to is None:
         return None
-    copies = _copies(config)
-    with ThreadPoolExecutor(1) as pool:
-        restored = pool.submit(_restore, copies, config, folder, events) if dist.get_rank() == 0 else None
+    stored = StoredCheckpoints(config, folder, events)
+    stored.fetch_newer(broadcast_from_rank0(folder.saved_step))
+    return stored
+
+
+class StoredCheckpoints:
+    """The copies that a run may resume from. Rank 0 lists them once, and tries each at most once."""
+
+    def __init__(self, config: JobConfig, folder: RunFolder, events: Any) -> None:
+        self.restored: str | None = None
+        """Name of the checkpoint that was fetched last."""
+        self._config, self._folder, self._events = config, folder, events
+        self._left: list[str] | None = None
+        """On rank 0 the names that were not tried, newest first."""
+        self._damaged: list[str] = []
+        self._opened: Copies | None = None
+
+    def fetch_newer(self, step: int | None) -> str | None:
+        """Fetch the newest copy that verifies of those after ``step``, and return its path; None without one.
+
+        step: of the newest checkpoint that can be used without a store; None where there is none. A collective. Raises
+        what the store does, NoneUsable where there are copies and no checkpoint at all can be used, and UserError for
+        those of another run. A store that cannot be listed is passed over with a warning where there is a ``step``.
+        """
+        name = self._on_rank0(lambda: self._fetch(step))
+        if name is None:
+            return None
+        self.restored = name
+        return str(self._folder.checkpoints / name)
+
+    def set_aside_newer(self, step: int) -> None:
+        """Make the damaged copies after ``step`` incomplete: training will write those steps again. A collective."""
+        self._on_rank0(lambda: self._set_aside(step))
+
+    def _fetch(self, step: int | None) -> str | None:
+        began_s, url = clock.now_s(), _url(self._config)
+        copies = self._copies(step)
+        if self._left is None:
+            try:
+                self._left = copies.names()
+            except SmaltiError as error:
+                if step is None:
+                    raise
+                log.get("train").warning("%s is not searched for a newer checkpoint: %s", url, error.message)
+                return None
         try:
-            while not broadcast_from_rank0(lambda: _is_done(restored)):
-                pass
-        finally:
-            copies.requests.stop.set()
-        return None if restored is None else restored.result()
+            path = copies.newest(
+                self._folder.checkpoints,
+                names=self._take_newer(-1 if step is None else step),
+                check=same_run(self._config, self._folder),
+                reject=self._reject,
+            )
+        except NoneUsable:
+            if step is None:
+                raise
+            return None
+        if path is None:
+            return None
+        seconds = round(clock.now_s() - began_s, 3)
+        log.get("train").info("%s is restored from %s in %.1f s", path, url, seconds)
+        bytes_ = int(names.size_bytes(path))
+        self._events.write("checkpoint_restored", step=names.step_of(path), url=url, bytes=bytes_, seconds=seconds)
+        return path.name
+
+    def _copies(self, step: int | None) -> Copies:
+        if self._opened is None:
+            self._opened = _copies(self._config, **({} if step is None else {"give_up_s": _LOOK_S}))
+        return self._opened
+
+    def _take_newer(self, step: int) -> Iterator[str]:
+        while self._left and names.step_of(self._left[0]) > step:
+            yield self._left.pop(0)
+
+    def _reject(self, path: str, reason: str) -> None:
+        self._damaged.append(Path(path).name)
+        log.get("train").warning("%s is skipped: %s", path, reason)
+        self._events.write("checkpoint_rejected", path=path, reason=reason)
+
+    def _set_aside(self, step: int) -> None:
+        for name in [name for name in self._damaged if names.step_of(name) > step]:
+            assert self._opened is not None, "it was read"
+            place = store.join(self._opened.url, name)
+            try:
+                set_aside(self._opened, name)
+            except SmaltiError as error:  # the step is not copied again: StepTaken
+                log.get("train").warning("%s is damaged and was not removed: %s", place, error.message)
+                continue
+            reason = f"it is damaged, and training continues from step {step}"
+            log.get("train").warning("%s is no complete copy any more: %s", place, reason)
+            self._events.write("checkpoint_deleted", step=names.step_of(name), path=place, reason=reason)
+
+    def _on_rank0(self, work: Callable[[], T]) -> T:
+        """Return the result of ``work`` on rank 0; no collective takes long meanwhile."""
+        with ThreadPoolExecutor(1) as pool:
+            future = pool.submit(work) if dist.get_rank() == 0 else None
+            try:
+                while (done := broadcast_from_rank0(lambda: _result(future))) is None:
+                    pass
+            except BaseException:
+                if self._opened is not None:
+                    self._opened.requests.stop.set()
+                raise
+            return done[0]
 
 
-def _is_done(work: "Future[str | None] | None") -> bool:
+def _result(work: "Future[T] | None") -> tuple[T] | None:
     assert work is not None, "only rank 0 calls it"
     try:
-        work.result(timeout=_WAIT_S)
+        return (work.result(timeout=_WAIT_S),)
     except TimeoutError:
         if work.done():
             raise
-        return False
-    return True
-
-
-def _restore(copies: Copies, config: JobConfig, folder: RunFolder, events: Any) -> str | None:
-    began_s = clock.now_s()
-
-    def reject(path: str, reason: str) -> None:
-        log.get("train").warning("%s is skipped: %s", path, reason)
-        events.write("checkpoint_rejected", path=path, reason=reason)
-
-    path = copies.newest(folder.checkpoints, check=same_run(config, folder), reject=reject)
-    if path is None:
         return None
-    seconds = round(clock.now_s() - began_s, 3)
-    log.get("train").info("%s is restored from %s in %.1f s", path, _url(config), seconds)
-    bytes_ = int(names.size_bytes(path))
-    events.write("checkpoint_restored", step=names.step_of(path), url=_url(config), bytes=bytes_, seconds=seconds)
-    return path.name
 
 
 def _url(config: JobConfig) -> str:
@@ -181,8 +263,8 @@ def _url(config: JobConfig) -> str:
     return store.join(config.train.checkpoint.save_to, config.name)
 
 
-def _copies(config: JobConfig) -> Copies:
+def _copies(config: JobConfig, **limits: float) -> Copies:
     url = _url(config)
     if store.is_local(url):
         url = str(Path(url).absolute())
-    return Copies(url, Requests(config.train.checkpoint.save_requests_per_s))
+    return Copies(url, Requests(config.train.checkpoint.save_requests_per_s, **limits))

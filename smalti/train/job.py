@@ -183,8 +183,8 @@ def build(
             resolved |= _choose_microbatch(config, reporter, device, world)
             batches = _token_batches(config, indexes, folder, mesh, device, resolved["microbatch_tokens"])
     assert batches is not None and loss is not None
-    restored = checkpoint_copies.restore(config, folder, events)
-    path = attempt.done((checkpoints := resume.Checkpoints(folder, events, peer_memory(config))).find())
+    stored = checkpoint_copies.restore(config, folder, events)
+    path = attempt.done((checkpoints := resume.Checkpoints(folder, events, peer_memory(config), stored)).find())
     frozen = check_origin(config, path, origins, own_model=model is not None)
     model = attempt.done(sharded(config, model, mesh, device, resumes=path is not None))
     state = state_of(config, model, loss, mesh, device, attempt.progress)
@@ -206,7 +206,7 @@ def build(
         mesh=mesh,
         hosts=attempt.hosts,
         evaluate=evaluate,
-        hooks=(*_hooks(config, world, restored), *hooks),
+        hooks=(*_hooks(config, world, stored), *hooks),
         indexes=indexes,
         out_of_memory=reporter,
         frozen=frozen,
@@ -216,12 +216,12 @@ def build(
     return job
 
 
-def _hooks(config: JobConfig, world: World, restored: str | None) -> tuple[Hook, ...]:
-    """Return the hooks that the config asks for. restored: the checkpoint that was fetched from the store."""
+def _hooks(config: JobConfig, world: World, stored: checkpoint_copies.StoredCheckpoints | None) -> tuple[Hook, ...]:
+    """Return the hooks that the config asks for. stored: the copies that were searched."""
     return (
         *best.watch(config),
         bless.Bless(config.train.checkpoint.keep_section.blessed_after),
-        *checkpoint_copies.watch(config, restored),
+        *checkpoint_copies.watch(config, stored),
         *forgetting.watch(config),
         *profile.of_config(config.profile, world.world_size),
         *compare_ranks(world),

@@ -2,8 +2,8 @@
 
 - Config: placement may change, identity only by a fork (``config/identity.py``, ``track/run.py``,
   ``data/stream/fork.py``).
-- Checkpoint: the newest that verifies, in the run folder or in shared memory; a run that has lost all of its own raises
-  UserError (``track/run.py``).
+- Checkpoint: the newest that verifies, in the run folder, in shared memory or a store; a run that has lost all of its
+  own raises UserError (``track/run.py``).
 - Data: the schedule must be that of the checkpoint (``data/stream/state.py``).
 - Microbatch: half of one that ran out of memory on this placement (``track/out_of_memory.py``).
 - ``init_from``: loaded only without a checkpoint (``train/origin.py``).
@@ -24,11 +24,12 @@ from smalti.data.stream.fork import plan_fork
 from smalti.distributed.checkpoint import checkpoint
 from smalti.distributed.group import world as worlds
 from smalti.track.checkpoints import manifest, retention
-from smalti.track.checkpoints.names import PEER_MEMORY
+from smalti.track.checkpoints.names import PEER_MEMORY, NoneUsable, step_of
 from smalti.track.out_of_memory import limit_tokens
 from smalti.track.run import RunFolder
 from smalti.train import frozen_origins
 from smalti.train.batches import Batches
+from smalti.train.checkpoint_copies import StoredCheckpoints
 from smalti.train.frozen_origins import Identities
 from smalti.train.step import TrainState
 
@@ -63,11 +64,13 @@ class Checkpoints:
     """The checkpoints that a run can resume from: finds the newest, and loads it or the one before. All ranks together.
 
     Those that do not verify are skipped with a warning and an event, and renamed once another one is loaded; copies in
-    ``memory`` are deleted.
+    ``memory`` are deleted. stored: the copies in a store, which are searched for one that is newer than those left.
     """
 
-    def __init__(self, folder: RunFolder, events: Any, memory: Path | None = None) -> None:
-        self._folder, self._memory = folder, memory
+    def __init__(
+        self, folder: RunFolder, events: Any, memory: Path | None = None, stored: StoredCheckpoints | None = None
+    ) -> None:
+        self._folder, self._memory, self._stored = folder, memory, stored
         self._events = events
         self._warn = log.get("train").warning if dist.get_rank() == 0 else log.get("train").debug
         self._rejected: dict[str, str] = {}
@@ -121,14 +124,27 @@ class Checkpoints:
         self._events.write("resumed", step=step, path=path, **({"source": PEER_MEMORY} if in_memory else {}))
 
     def _newest(self) -> str | None:
-        return checkpoint.newest(
-            self._folder.checkpoints,
-            self._reject,
-            shared=True,
-            load_verifies=True,
-            rejected=self._rejected,
-            memory=self._memory,
-        )
+        path, failure = None, None
+        try:
+            path = checkpoint.newest(
+                self._folder.checkpoints,
+                self._reject,
+                shared=True,
+                load_verifies=True,
+                rejected=self._rejected,
+                memory=self._memory,
+            )
+        except NoneUsable as error:
+            failure = error
+        # where nothing was rejected, ``restore`` has looked
+        if self._stored is not None and self._rejected:
+            fetched = self._stored.fetch_newer(None if path is None else step_of(path))
+            if fetched is not None:
+                self._rejected.pop(fetched, None)
+                return fetched
+        if failure is not None:
+            raise failure
+        return path
 
     def _reject(self, path: str, reason: str) -> None:
         self._warn("%s is skipped: %s", path, reason)
@@ -140,6 +156,8 @@ class Checkpoints:
         on_disk = self._folder.checkpoints / Path(path).name
         for aside in worlds.broadcast_from_rank0(lambda: retention.set_aside_newer(on_disk)):
             self._warn("it is renamed to %s", aside)
+        if self._stored is not None:
+            self._stored.set_aside_newer(step_of(path))
 
 
 def microbatch_limit(folder: RunFolder, placement: Mapping[str, Any]) -> int | None:

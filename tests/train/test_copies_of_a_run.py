@@ -21,9 +21,9 @@ from smalti.base.objects import Requests
 from smalti.config.load import dump, from_dict
 from smalti.config.run import RunConfig
 from smalti.distributed.checkpoint import checkpoint
-from smalti.track.checkpoints import manifest
+from smalti.track.checkpoints import manifest, marks
 from smalti.track.checkpoints.copies import Copies
-from smalti.track.run import RunFolder
+from smalti.track.run import RunFolder, config_text
 from smalti.train import build, fit
 
 
@@ -165,3 +165,75 @@ def test_places_that_cannot_be_written_are_refused(tmp_path: Path) -> None:
         toy_run.config(tmp_path, checkpoint={"save_to": "https://host/a"})
     with pytest.raises(UserError, match="save_requests_per_s has no effect without save_to"):
         toy_run.config(tmp_path, checkpoint={"save_requests_per_s": 5.0})
+
+
+# ---- where the run folder has checkpoints ----------------------------------------------------------------------------
+
+
+def _trained(root: Path) -> tuple[RunConfig, RunFolder, Copies]:
+    """A run that is done, with checkpoints of the steps 4 and 8 in its folder and in the store."""
+    config = _config(root, duration="8step")
+    run_ranks(1, _fit, config)
+    folder = RunFolder(config.run_folder)
+    copies = Copies(str(root / "store" / config.name), Requests(5000.0))
+    for step in (4, 8):
+        copies.upload(folder.checkpoint(step), config=config_text(config))
+    return config, folder, copies
+
+
+def _flip(checkpoint: Path) -> None:
+    file = next(path for path in sorted(checkpoint.glob("shards/*")) if ".safetensors" in path.name)
+    data = bytearray(file.read_bytes())
+    data[-3] ^= 1
+    file.write_bytes(data)
+
+
+def _resumed(config: RunConfig) -> list[int]:
+    return [event["step"] for event in _events(config, "resumed")]
+
+
+def _rejected(config: RunConfig) -> list[str]:
+    return [event["path"] for event in _events(config, "checkpoint_rejected")]
+
+
+def test_where_all_of_the_disk_are_damaged_the_newest_copy_is_used(tmp_path: Path) -> None:
+    config, folder, _ = _trained(tmp_path)
+    marks.mark(folder.checkpoint(8), marks.PROTECTED)
+    for step in (4, 8):
+        _flip(folder.checkpoint(step))
+    assert run_ranks(1, _fit, config) == [8]
+    assert _rejected(config) == [str(folder.checkpoint(8))]
+    assert _resumed(config) == [8]
+    assert manifest.fault(folder.checkpoint(8)) is None
+    assert marks.is_marked(folder.checkpoint(8), marks.PROTECTED), "marks hold for what was fetched"
+    assert _events(config, "checkpoint_copy_failed") == []
+
+
+def test_copies_that_are_newer_than_an_old_disk_are_used_and_a_lost_store_is_not_waited_for(tmp_path: Path) -> None:
+    config, folder, _ = _trained(tmp_path)
+    shutil.rmtree(folder.checkpoint(8))
+    (folder.path / "events.jsonl").unlink()
+    (folder.checkpoints / "latest").write_text("step-00000004\n")
+    assert run_ranks(1, _fit, config) == [8]
+    assert [event["step"] for event in _events(config, "checkpoint_restored")] == [8]
+    assert _resumed(config) == [8]
+    assert _events(config, "checkpoint_copy_failed") == []
+    shutil.move(tmp_path / "store", tmp_path / "away")
+    assert run_ranks(1, _fit, config) == [8]
+
+
+def test_a_copy_that_is_damaged_as_the_checkpoint_is_set_aside_and_its_step_copied_again(tmp_path: Path) -> None:
+    config, folder, copies = _trained(tmp_path)
+    copies.mark("step-00000008", marks.PROTECTED)
+    copies.mark("step-00000008", marks.BLESSED)
+    for place in (folder.checkpoint(8), tmp_path / "store/dense/step-00000008"):
+        _flip(place)
+    assert copies.fault("step-00000008") is not None
+    assert run_ranks(1, _fit, config) == [8]
+    url = str(tmp_path / "store/dense/step-00000008")
+    assert _rejected(config) == [str(folder.checkpoint(8)), url]
+    assert _resumed(config) == [4]
+    assert [event["path"] for event in _events(config, "checkpoint_deleted")] == [url]
+    assert _events(config, "checkpoint_copy_failed") == []
+    assert copies.fault("step-00000008") is None
+    assert copies.marks("step-00000008") == {marks.PROTECTED}

@@ -2,7 +2,8 @@
 rate.
 
 Each job is a process. Its rank 0 trains (a world of one); then the same process is each of the other ranks at the seam
-of ``torch.distributed``: it receives what rank 0 has sent. The access key of a request names job and rank.
+of ``torch.distributed``: it restores, finds its checkpoint and calls the hooks with what rank 0 has sent. The access
+key of a request names job and rank. The load of the other ranks is not run: it gets a path in the run folder, no store.
 """
 
 import os
@@ -26,7 +27,7 @@ from smalti.config.run import RunConfig
 from smalti.track.checkpoints.copies import THREADS, Copies
 from smalti.track.events import NoEventLog
 from smalti.track.run import RunFolder, config_text
-from smalti.train import build, checkpoint_copies, fit
+from smalti.train import build, checkpoint_copies, fit, resume
 from smalti.train.hooks import Hook
 
 RATE, PART = 16.0, 16_384
@@ -35,13 +36,15 @@ BURSTS = 2 * 0.25 * RATE
 
 
 class Ranks:
-    """The ranks of a job, one after the other in one process: what rank 0 broadcasts in ``restore``, others receive."""
+    """The ranks of a job, one after the other in one process: what rank 0 broadcasts from ``restore`` to the end of
+    ``find``, others receive."""
 
     def __init__(self, job: str, patch: pytest.MonkeyPatch) -> None:
         self._job = job
         self._sent: list[list[Any]] = []
         self._is_kept = False
         self._broadcast, self._restore = dist.broadcast_object_list, checkpoint_copies.restore
+        self._find = resume.Checkpoints.find
         patch.setattr(dist, "broadcast_object_list", self._send)
         self.become(0)
 
@@ -50,16 +53,20 @@ class Ranks:
         os.environ["AWS_ACCESS_KEY_ID"] = f"{self._job}:{rank}"
 
     def restore_first(self, barrier: Any, patch: pytest.MonkeyPatch) -> None:
-        """Rank 0 keeps what it sends in ``restore``, which all jobs begin together."""
+        """Rank 0 keeps what it sends from ``restore`` on, which all jobs begin together."""
 
-        def restore(*args: Any) -> str | None:
+        def restore(*args: Any) -> Any:
             self._is_kept = True
             barrier.wait(1200)
-            restored = self._restore(*args)
+            return self._restore(*args)
+
+        def find(checkpoints: resume.Checkpoints) -> str | None:
+            path = self._find(checkpoints)
             self._is_kept = False
-            return restored
+            return path
 
         patch.setattr(checkpoint_copies, "restore", restore)
+        patch.setattr(resume.Checkpoints, "find", find)
 
     def run_others(self, ranks: int, config: RunConfig, patch: pytest.MonkeyPatch) -> int:
         """Run what touches a store on all other ranks; returns the number of them that received all."""
@@ -68,8 +75,10 @@ class Ranks:
         complete, nothing = 0, cast("Any", None)
         for rank in range(1, ranks):
             self.become(rank)
-            restored = self._restore(config, job.folder, NoEventLog())
-            [hook] = checkpoint_copies.watch(config, restored)
+            stored = self._restore(config, job.folder, NoEventLog())
+            path = self._find(resume.Checkpoints(job.folder, NoEventLog(), None, stored))
+            assert path == str(job.folder.checkpoint(4))
+            [hook] = checkpoint_copies.watch(config, stored)
             hook.on_start(job)
             hook.on_checkpoint(job, "step-00000004")
             hook.on_step(job, nothing)

@@ -23,7 +23,7 @@ from smalti.base.errors import DataError, UserError
 from smalti.distributed.checkpoint.shard_reader import ShardReader
 from smalti.distributed.group.world import broadcast_from_rank0, first_failure, together
 from smalti.track.checkpoints import manifest
-from smalti.track.checkpoints.names import complete, step_of
+from smalti.track.checkpoints.names import NoneUsable, complete, step_of
 
 Reject = Callable[[str, str], None]
 """Called with (checkpoint, reason) for each checkpoint that is passed over."""
@@ -48,7 +48,7 @@ def newest(
     the shards are left to ``load_verified``. reject: is called with each checkpoint that fails and the reason; by
     default a warning is logged. rejected: path -> reason of those that have failed before; they are passed over, and
     those that fail now are added. memory: a folder of copies in shared memory, which are taken first of those of a
-    step; ranks on another node have another folder. DataError where there are checkpoints and none can be used: to
+    step; ranks on another node have another folder. NoneUsable where there are checkpoints and none can be used: to
     start from the beginning is then the user's decision.
     """
     rejected = {} if rejected is None else rejected
@@ -62,7 +62,7 @@ def newest(
         (reject or _warn)(path, reason)
     if any(Path(path).parent != memory for path in rejected):
         reasons = "; ".join(f"{Path(path).name}: {reason}" for path, reason in rejected.items())
-        raise DataError(
+        raise NoneUsable(
             f"no checkpoint in {folder} can be used: {reasons}",
             allowed="at least one whose files match its manifest",
             hint="restore one from a copy, or start anew with name=NEW_NAME; nothing was changed",
