@@ -17,7 +17,7 @@ from smalti.base.objects import Requests
 from smalti.config.fork import is_of_history
 from smalti.config.identity import difference
 from smalti.config.load import load_text
-from smalti.config.run import JobConfig
+from smalti.config.run import JobConfig, RunConfig
 from smalti.distributed.group.world import broadcast_from_rank0
 from smalti.track.checkpoints import names
 from smalti.track.checkpoints.background import BackgroundCopies, remove_links
@@ -165,9 +165,11 @@ class StoredCheckpoints:
 
         step: of the newest checkpoint that can be used without a store; None where there is none. A collective. Raises
         what the store does, NoneUsable where there are copies and no checkpoint at all can be used, and UserError for
-        those of another run. A store that cannot be listed is passed over with a warning where there is a ``step``.
+        those of another run. A store that cannot be listed is passed over with a warning where there is a ``step``; and
+        for a run that was forked it is not searched then, as newer copies may be of what the fork has left.
         """
-        name = self._on_rank0(lambda: self._fetch(step))
+        is_forked = isinstance(self._config, RunConfig) and bool(self._config.data.history)
+        name = None if is_forked and step is not None else self._on_rank0(lambda: self._fetch(step))
         if name is None:
             return None
         self.restored = name

@@ -222,6 +222,16 @@ def test_copies_that_are_newer_than_an_old_disk_are_used_and_a_lost_store_is_not
     assert run_ranks(1, _fit, config) == [8]
 
 
+def test_a_fork_does_not_use_newer_copies_of_what_it_has_left(tmp_path: Path) -> None:
+    config, folder, _ = _trained(tmp_path)
+    shutil.rmtree(folder.checkpoint(8))
+    (folder.path / "events.jsonl").unlink()
+    forked = _config(tmp_path, duration="12step")
+    assert run_ranks(1, _fit, forked, True) == [12]
+    assert _resumed(config) == [4]
+    assert _events(config, "checkpoint_restored") == []
+
+
 def test_a_copy_that_is_damaged_as_the_checkpoint_is_set_aside_and_its_step_copied_again(tmp_path: Path) -> None:
     config, folder, copies = _trained(tmp_path)
     copies.mark("step-00000008", marks.PROTECTED)
