@@ -14,6 +14,7 @@ import torch.distributed as dist
 from smalti.base import clock, log, store
 from smalti.base.errors import SmaltiError, UserError
 from smalti.base.objects import Requests
+from smalti.base.objects.requests import GIVE_UP_S
 from smalti.config.fork import is_of_history
 from smalti.config.identity import difference
 from smalti.config.load import load_text
@@ -211,7 +212,7 @@ class StoredCheckpoints:
 
     def _copies(self, step: int | None) -> Copies:
         if self._opened is None:
-            self._opened = _copies(self._config, **({} if step is None else {"give_up_s": _LOOK_S}))
+            self._opened = _copies(self._config, GIVE_UP_S if step is None else _LOOK_S)
         return self._opened
 
     def _take_newer(self, step: int) -> Iterator[str]:
@@ -265,8 +266,8 @@ def _url(config: JobConfig) -> str:
     return store.join(config.train.checkpoint.save_to, config.name)
 
 
-def _copies(config: JobConfig, **limits: float) -> Copies:
+def _copies(config: JobConfig, give_up_s: float = GIVE_UP_S) -> Copies:
     url = _url(config)
     if store.is_local(url):
         url = str(Path(url).absolute())
-    return Copies(url, Requests(config.train.checkpoint.save_requests_per_s, **limits))
+    return Copies(url, Requests(config.train.checkpoint.save_requests_per_s, give_up_s=give_up_s))

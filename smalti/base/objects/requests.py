@@ -15,6 +15,8 @@ from smalti.base.rate_limit import RateLimiter, backoff_s
 
 T = TypeVar("T")
 
+GIVE_UP_S = 600.0
+"""How long a request is repeated, unless another time is given."""
 _WARN_AFTER_S = 10.0
 """A store that has not answered correctly for so long gives a warning, once until it does."""
 
@@ -31,7 +33,7 @@ class Requests:
     """
 
     def __init__(
-        self, requests_per_s: float = 100.0, *, rank: int = 0, world_size: int = 1, give_up_s: float = 600.0
+        self, requests_per_s: float = 100.0, *, rank: int = 0, world_size: int = 1, give_up_s: float = GIVE_UP_S
     ) -> None:
         self.stop = threading.Event()
         self.sent = 0
