@@ -27,6 +27,8 @@ NOT_RUN = {
     "smalti data diff data/web-1 data/web-2": "needs two sets; tests/cli/data",
     "smalti data compare data/web-1 data/web-2 --tokens 2M --yes": "the same",
     "smalti fleet hold --host 0.0.0.0 --port 7390": "does not end; tests/fleet/test_neighbour.py start it",
+    "smalti fleet join 10.0.0.1:7400": "needs a run that waits for it; tests/fleet/test_join.py",
+    "smalti fleet messages --test": "needs a fleet.yaml with receivers; tests/fleet/messages",
     "smalti eval lint mine.jsonl; smalti eval lint --suite gauntlet data=DIR --json": "the same; test_evals_lint.py",
 } | dict.fromkeys(
     (

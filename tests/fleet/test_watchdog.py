@@ -101,7 +101,8 @@ Thread 1 (idle): "MainThread"
 """,
 }
 _WAITS = {
-    "faulthandler": '  File "/lib/torch/distributed/distributed_c10d.py", line 4280 in all_reduce\n',
+    "faulthandler": '  File "/lib/torch/distributed/distributed_c10d.py", line 4280 in all_reduce\n'
+    '  File "/lib/python3.11/multiprocessing/process.py", line 314 in _bootstrap\n',
     "py-spy": "    all_reduce (torch/distributed/distributed_c10d.py:4280)\n",
 }
 _WORKS = {

@@ -72,9 +72,9 @@ def test_a_rank_that_is_stopped_for_a_short_time_is_no_alarm(tmp_path: Path) -> 
 
 
 def test_a_run_continues_without_a_rank_whose_faults_are_injected_again_and_then_with_it(tmp_path: Path) -> None:
-    faults = json.dumps(
-        [{"kind": "sigkill", "rank": 1, "step": 10}, {"kind": "sigkill", "rank": 1, "step": 10, "attempt": 1}]
-    )
+    killed = {"kind": "sigkill", "rank": 1, "step": 10}
+    pause = {"kind": "sigstop", "rank": 0, "step": 10, "attempt": 2, "duration": "3s"}  # not done before it may grow
+    faults = json.dumps([killed, {**killed, "attempt": 1}, pause])
     grows = ("train.restart.min_ranks=1", "train.restart.grow_after=2s")
     command, folder = _start(tmp_path, f"chaos.faults={faults}", *grows)
     code, output = command.finish(300)

@@ -39,6 +39,7 @@ def rows(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, float]]:
     tree = toy_run.config(root, "moe", duration="8step", eval_every="4step", loss={"z_loss_coef": 1e-4}).model_dump()
     tree["model"]["moe"] |= {"balance_loss_coef": 0.01, "global_balance_loss_coef": 0.01, "z_loss_coef": 1e-3}
     tree["data"]["heldout"] = {"code": str(root / "tokens/code")}
+    tree["train"]["ema"] = {"decay": 0.9}
     tree["track"] |= {"system_every_s": 0.01}
     config = from_dict(RunConfig, tree, "record").config
     fit(build(config, evaluate=heldout_hook(config)))

@@ -26,6 +26,8 @@ from smalti.track.progress import Progress
 _STACK_WAIT_S = 0.5
 _TOOL_S = 3.0
 _KERNEL_LINES = 30
+_STARTED_BY_PYTHON = re.compile(r"threading\.py.* in _bootstrap|_bootstrap \(.*threading\.py")
+"""The first frame of a thread, as faulthandler and py-spy print it. A process of multiprocessing has a _bootstrap too."""
 
 
 def stacks_of(ranks: Sequence[Rank], log_folder: Path) -> dict[int, str]:
@@ -50,7 +52,7 @@ def waits_in_collective(stacks: str) -> bool:
     Threads that Python has started do not count: a thread that saves a checkpoint waits for those of the other ranks.
     """
     threads = re.split(r"^(?=(?:Current t|T)hread )", stacks, flags=re.MULTILINE)
-    return any("torch/distributed/" in thread and "_bootstrap" not in thread for thread in threads)
+    return any("torch/distributed/" in thread and not _STARTED_BY_PYTHON.search(thread) for thread in threads)
 
 
 def write(
