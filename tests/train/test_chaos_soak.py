@@ -6,6 +6,7 @@ import os
 import random
 import signal
 import time
+from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -27,6 +28,7 @@ pytestmark = pytest.mark.slow
 
 STEPS = 120
 TIMEOUT_S = 8
+Record = Callable[[str, dict[str, Any]], None]
 ALARMS = ("rank_died", "rank_hung", "rank_unresponsive", "straggler")
 
 
@@ -60,15 +62,19 @@ def _planned(seed: int) -> tuple[str, ...]:
 
 @pytest.mark.exhaustive
 def test_a_mix_of_faults_ends_with_the_weights_of_a_run_without_faults(
-    tmp_path: Path, unhurt: dict[str, str], proof: Callable[..., int]
+    tmp_path: Path, unhurt: dict[str, str], proof: Callable[..., int], record: Record
 ) -> None:
-    for seed in range(1, 1 + proof(short=1, full=21)):
+    seeds = proof(short=1, full=21)
+    kinds = Counter[str]()
+    for seed in range(1, 1 + seeds):
         recipe, folder = _recipe(tmp_path / str(seed))
         code, output = start("train", str(recipe), *_planned(seed)).finish(400)
         assert code == 0, output
         assert _weights(folder) == unhurt
         injected = [event for event in RunFolder(folder).events() if event["event"] == "fault_injected"]
         assert len(injected) == len(_kinds(seed))
+        kinds.update(_kinds(seed))
+    record("soak", {"runs": seeds, "equal_to_the_bit": seeds, "faults": kinds.total(), **kinds})
 
 
 def _kinds(seed: int) -> list[str]:
@@ -78,18 +84,21 @@ def _kinds(seed: int) -> list[str]:
 
 
 def test_a_kill_of_the_agent_or_of_the_whole_tree_at_any_moment_loses_nothing(
-    tmp_path: Path, unhurt: dict[str, str], proof: Callable[..., int]
+    tmp_path: Path, unhurt: dict[str, str], proof: Callable[..., int], record: Record
 ) -> None:
     """No rank of the command before is left when the next one starts its own."""
     rng = random.Random(7)
-    left, number = proof(short=2, full=100), 0
+    kills = left = proof(short=2, full=100)
+    number = trees = 0
     while left:
         number += 1
         recipe, folder = _recipe(tmp_path / str(number))
         while True:
             command = start("train", str(recipe))
-            if left and _is_killed_after(command.pid, rng.uniform(0.0, 4.0), whole_tree=rng.random() < 0.5):
+            whole_tree = rng.random() < 0.5
+            if left and _is_killed_after(command.pid, rng.uniform(0.0, 4.0), whole_tree=whole_tree):
                 left -= 1
+                trees += whole_tree
                 assert command.finish()[0] == -signal.SIGKILL
                 continue
             code, output = command.finish()
@@ -98,6 +107,9 @@ def test_a_kill_of_the_agent_or_of_the_whole_tree_at_any_moment_loses_nothing(
         started = [event["attempt"] for event in RunFolder(folder).events() if event["event"] == "attempt_started"]
         assert len(started) == len(set(started)), "no attempt is started twice"
         assert _weights(folder) == unhurt
+    record(
+        "agent_kills", {"kills": kills, "agent": kills - trees, "whole_tree": trees, "runs_equal_to_the_bit": number}
+    )
 
 
 def _is_killed_after(agent: int, seconds: float, *, whole_tree: bool) -> bool:
@@ -133,11 +145,11 @@ def _slow_evaluation() -> None:
 
 @pytest.mark.exhaustive
 def test_evaluations_checkpoints_compilation_and_a_pause_of_3_seconds_are_no_fault(
-    tmp_path: Path, proof: Callable[..., int]
+    tmp_path: Path, proof: Callable[..., int], record: Record
 ) -> None:
     """An evaluation takes longer than the limit of a phase. 30 minutes in ``make prove``: as many runs as fit, every
     other one compiles its model."""
-    end_s = time.monotonic() + proof(short=1, full=1800)
+    began_s, most_s = time.monotonic(), proof(short=1, full=1800)
     for number in itertools.count():
         root = tmp_path / str(number)
         toy_run.write_tokens(root / "heldout", n_documents=800, seed=1)
@@ -155,8 +167,12 @@ def test_evaluations_checkpoints_compilation_and_a_pause_of_3_seconds_are_no_fau
         assert not set(ALARMS) & set(kinds)
         (slot, _) = read_slots(slot_file(RunFolder(folder).log_folder(0), 0))
         assert slot.spent_s(Phase.EVAL) > kinds.count("eval") * TIMEOUT_S
-        if time.monotonic() >= end_s:
-            return
+        passed_s = time.monotonic() - began_s
+        if passed_s >= most_s:
+            break
+    record(
+        "no_false_alarm", {"minutes": round(passed_s / 60, 1), "runs": number + 1, "pauses_of_3_s": 3 * (number + 1)}
+    )
 
 
 def _pauses(number: int) -> str:
