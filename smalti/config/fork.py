@@ -107,6 +107,15 @@ def with_history(config: J, stored: JobConfig) -> J:
     return config if difference(known, stored) else cast(J, known)
 
 
+def other_settings(saved: JobConfig, config: JobConfig) -> list[str]:
+    """Return the differences that show that a checkpoint with the config ``saved`` is not of the run ``config``.
+
+    Its name may differ, and what a fork may change in a run that was forked: the data are compared by their digests.
+    """
+    lines = difference(saved, config)
+    return [line for line in lines if not line.startswith("name: ") and not (config.history and _may_change(line))]
+
+
 def is_of_history(line: str) -> bool:
     """Return whether a line of a difference is about the history of forks."""
     return line.partition(": ")[0].startswith("data.history")

@@ -10,6 +10,7 @@
 """
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -100,9 +101,11 @@ class Checkpoints:
         while path is not None:
             tried = path
             saved: dict[str, Any] = worlds.broadcast_from_rank0(lambda: manifest.read_state(tried))  # noqa: B023
-            batches.check(saved["stream"], saved["step"])
-            frozen_origins.require_saved(saved, path, frozen)
-            reason = checkpoint.load_verified(path, dict(tensors))
+            reason = worlds.broadcast_from_rank0(partial(self._of_another_run, saved))
+            if reason is None:
+                batches.check(saved["stream"], saved["step"])
+                frozen_origins.require_saved(saved, path, frozen)
+                reason = checkpoint.load_verified(path, dict(tensors))
             if reason is None:
                 self._set_aside_newer(path)
                 state.step = saved["step"]
@@ -117,6 +120,10 @@ class Checkpoints:
                 hint="the next attempt starts from the beginning",
             ) from worlds.RaisedOnAllRanks("all ranks have the same checkpoints")
         return {}
+
+    def _of_another_run(self, saved: Mapping[str, Any]) -> str | None:
+        config = self._folder.path / "config.yaml"
+        return manifest.of_another_run(saved, config.read_text(encoding="utf-8"), str(config))
 
     def _report(self, path: str, step: int) -> None:
         in_memory = Path(path).parent == self._memory

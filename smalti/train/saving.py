@@ -16,9 +16,11 @@ from smalti.config.run import JobConfig
 from smalti.cost.failures import FAILURES_PER_1000_GPU_DAYS, mtbf_s, optimal_s
 from smalti.distributed.checkpoint.saver import Save, Saver, check
 from smalti.distributed.group.world import RaisedOnAllRanks, broadcast_from_rank0, may_leave
+from smalti.track.checkpoints import manifest
 from smalti.track.checkpoints.names import size_bytes
 from smalti.track.checkpoints.retention import Keep, Report, make_room
 from smalti.track.progress import Phase
+from smalti.track.run import config_text
 
 FIRST_BLOCKED_S = 1.0
 """Assumed time that a save blocks training, before the first one of an attempt."""
@@ -175,6 +177,7 @@ def checkpoint_metadata(job: "Job") -> dict[str, Any]:
         "val_s": job.recorder.val_s,
         "collapsed_layers": sorted(watch.collapsed) if (watch := job.recorder.watch) else [],
         "stream": job.batches.state(job.state.step),
+        manifest.CONFIG: config_text(job.config),
         **job.frozen,
     }
 

@@ -117,11 +117,11 @@ def _is_killed_after(agent: int, seconds: float, *, whole_tree: bool) -> bool:
     end_s = time.monotonic() + seconds
     process = psutil.Process(agent)
     while time.monotonic() < end_s:
-        if process.status() == psutil.STATUS_ZOMBIE:
+        if _has_ended(process):
             return False
         time.sleep(0.02)
-    ranks = process.children(recursive=True)
-    if process.status() == psutil.STATUS_ZOMBIE:
+    ranks = [] if _has_ended(process) else process.children(recursive=True)
+    if _has_ended(process):
         return False
     os.kill(agent, signal.SIGKILL)
     for rank in ranks if whole_tree else []:
@@ -130,6 +130,13 @@ def _is_killed_after(agent: int, seconds: float, *, whole_tree: bool) -> bool:
     psutil.wait_procs(ranks, timeout=10)
     assert not any(rank.is_running() and rank.status() != psutil.STATUS_ZOMBIE for rank in ranks)
     return True
+
+
+def _has_ended(process: psutil.Process) -> bool:
+    try:
+        return bool(process.status() == psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return True
 
 
 def _slow_evaluation() -> None:

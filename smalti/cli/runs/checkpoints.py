@@ -63,7 +63,8 @@ def verify(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Read every file again and compare it with its digest; exit code 3 if one is damaged or there is none."""
+    """Read every file again and compare it with its digest; exit code 3 if one is damaged, of another run, or
+    none is there."""
     from smalti.base.errors import CheckFailed
     from smalti.cli.progress import ProgressLine
     from smalti.cli.tables import print_json
@@ -83,7 +84,7 @@ def verify(
     damaged = [name for name, fault in faults.items() if fault is not None]
     if damaged:
         raise CheckFailed(
-            f"{len(damaged)} of {len(faults)} checkpoints are damaged: {', '.join(damaged)}",
+            f"{len(damaged)} of {len(faults)} checkpoints cannot be used: {', '.join(damaged)}",
             hint="a resume skips them; restore them from a copy, or delete them with 'smalti runs checkpoints rm'",
         )
 

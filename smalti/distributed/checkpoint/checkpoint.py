@@ -97,7 +97,7 @@ def fault(path: str | Path, *, shared: bool = False, load_verifies: bool = False
     later = _shards(entries) if load_verifies else []
     part = _part([entry for entry in entries if entry not in later], dist.get_rank(), dist.get_world_size())
     mismatch = first_failure(together(lambda: manifest.first_mismatch(root, part)))
-    return mismatch or broadcast_from_rank0(lambda: manifest.wrong_size(root, later) or manifest.misnamed(root))
+    return mismatch or broadcast_from_rank0(lambda: manifest.wrong_size(root, later) or manifest.misplaced(root))
 
 
 def _shards(entries: list[manifest.Entry]) -> list[manifest.Entry]:

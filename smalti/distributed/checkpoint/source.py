@@ -10,7 +10,7 @@ from torch import Tensor
 from smalti.base import store
 from smalti.base.errors import DataError, UserError
 from smalti.base.objects import Requests
-from smalti.config.load import load_text
+from smalti.config.load import dump, load_text
 from smalti.config.run import RunConfig
 from smalti.distributed.checkpoint import checkpoint
 from smalti.distributed.checkpoint.average import AveragedModel, checkpoints_to_average
@@ -59,6 +59,7 @@ def open_source(
     folder = run / "checkpoints" if checkpoints is None else Path(checkpoints)
     path = _checkpoint(run, step, folder)
     state = manifest.read_state(path)
+    _require_same_run(path, state, config)
     if average is None:
         return Source(path, checkpoint.StoredModel(path, ema=ema, verified=True), state, ema=ema)
     names = checkpoints_to_average(complete(folder), str(folder), average, step_of(path))
@@ -77,14 +78,22 @@ def _open_copy(url: str, config: RunConfig, *, step: int | None, average: str | 
         names = checkpoints_to_average(copies.complete(), url, average, step_of(last), option=keep)
     models = [CopiedModel(copies, name, ema=ema) for name in names]
     for model in models:
-        _require_same_run(model, config)
+        _require_same_model(model, config)
+        _require_same_run(model.place, model.state(), config)
     first = models[0]
     if average is None:
         return Source(first.place, first, first.state(), ema=ema)
     return Source(first.place, AveragedModel(models), first.state(), tuple(map(step_of, names)))
 
 
-def _require_same_run(copied: CopiedModel, config: RunConfig) -> None:
+def _require_same_run(place: str, state: Mapping[str, Any], config: RunConfig) -> None:
+    reason = manifest.of_another_run(state, dump(config), config.name)
+    if reason is not None:
+        raise DataError(f"checkpoint {place} cannot be used: {reason}", hint="name the run that has saved it")
+
+
+def _require_same_model(copied: CopiedModel, config: RunConfig) -> None:
+    """The check for checkpoints of earlier versions, which do not say of which run they are."""
     if copied.config is None:
         return
     stored = load_text(RunConfig, copied.config, f"{copied.place}/config.yaml").config

@@ -27,7 +27,7 @@ _STACK_WAIT_S = 0.5
 _TOOL_S = 3.0
 _KERNEL_LINES = 30
 _STARTED_BY_PYTHON = re.compile(r"threading\.py.* in _bootstrap|_bootstrap \(.*threading\.py")
-"""The first frame of a thread, as faulthandler and py-spy print it. A process of multiprocessing has a _bootstrap too."""
+"""The first frame of a thread, as faulthandler and py-spy print it. Processes of multiprocessing have one too."""
 
 
 def stacks_of(ranks: Sequence[Rank], log_folder: Path) -> dict[int, str]:

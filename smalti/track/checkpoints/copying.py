@@ -16,6 +16,7 @@ from smalti.base.errors import DataError
 from smalti.base.objects import Requests
 from smalti.track.checkpoints import manifest
 from smalti.track.checkpoints.copies import Copies
+from smalti.track.checkpoints.names import complete
 
 _CHUNK_BYTES = 1 << 22
 
@@ -28,6 +29,9 @@ def copy_to(checkpoint: Path, target: str, read: Read = lambda _: None) -> str:
 
     In an object store it has the form of ``copies.py``, with the ``config.yaml`` of its run; ``read`` is not called.
     """
+    reason = manifest.misplaced(checkpoint)
+    if reason is not None:
+        raise _damaged(checkpoint, reason)
     if store.is_local(target):
         return str(copy_to_folder(checkpoint, Path(target), read))
     config = checkpoint.parent.parent / "config.yaml"
@@ -39,7 +43,7 @@ def copy_to_folder(checkpoint: Path, target: Path, read: Read = lambda _: None) 
     """Copy a checkpoint into a folder, which is created, and return the path of the copy.
 
     A complete copy that verifies is left as it is. Raises DataError where the checkpoint is damaged or the folder has
-    another checkpoint of this name, RetryableError where its disk is full.
+    another checkpoint of this name or one of another run, RetryableError where its disk is full.
     """
     entries, reason = manifest.listed(checkpoint)
     if reason is not None:
@@ -48,11 +52,16 @@ def copy_to_folder(checkpoint: Path, target: Path, read: Read = lambda _: None) 
     if final.exists():
         _require_same(checkpoint, final, read)
         return final
+    _require_same_run(checkpoint, target)
     temporary = target / f".{checkpoint.name}.copy"
     with writing(target):
-        for entry in entries:
-            _copy(checkpoint, temporary, entry)
-            read(entry["bytes"])
+        try:
+            for entry in entries:
+                _copy(checkpoint, temporary, entry)
+                read(entry["bytes"])
+        except DataError:
+            shutil.rmtree(temporary, ignore_errors=True)
+            raise
         for name in ("manifest.json", "COMPLETE"):
             store.write_text(temporary / name, store.read_text(checkpoint / name))
         os.replace(temporary, final)
@@ -70,6 +79,15 @@ def _require_same(checkpoint: Path, final: Path, read: Read) -> None:
             f"{final} exists and is not this checkpoint: {reason}",
             hint="name another folder, or delete that one first",
         )
+
+
+def _require_same_run(checkpoint: Path, target: Path) -> None:
+    """Raise DataError where the folder has a checkpoint of another run."""
+    state = manifest.read_state(checkpoint)
+    for name in complete(target)[:1]:
+        there = manifest.read_state(target / name)
+        if manifest.CONFIG in state and manifest.of_another_run(there, state[manifest.CONFIG], str(checkpoint)):
+            raise DataError(f"{target} has checkpoints of another run", hint="name another folder")
 
 
 def _copy(root: Path, target: Path, entry: manifest.Entry) -> None:

@@ -4,13 +4,16 @@ A folder without ``COMPLETE``, which holds the digest of ``manifest.json``, is n
 damage, not against a forged manifest.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
 from smalti.base import store
-from smalti.base.errors import DataError, RetryableError
+from smalti.base.errors import DataError, RetryableError, UserError
 from smalti.base.hashing import sha256_file, xxh3_file
+from smalti.config.fork import other_settings
+from smalti.config.load import load_text
+from smalti.config.run import RunConfig
 from smalti.track.checkpoints.names import is_name, step_of
 
 T = TypeVar("T")
@@ -18,6 +21,9 @@ Entry = dict[str, Any]
 """A file of a manifest: ``name`` (below the checkpoint), ``bytes``, and ``xxh3`` (format 1: ``sha256``)."""
 
 FORMAT = 2
+CONFIG = "config"
+"""Key of the text of the run's ``config.yaml`` in ``train_state.json``."""
+_SHOWN = 3
 READABLE = (1, 2)
 """1: shards in PyTorch's format, digests SHA-256. 2: shards in safetensors' format, digests XXH3-128."""
 
@@ -49,7 +55,7 @@ def fault(path: str | Path, read: Callable[[int], None] = lambda _: None) -> str
     """
     root = Path(path)
     entries, reason = listed(root)
-    return reason or first_mismatch(root, entries, read) or misnamed(root)
+    return reason or first_mismatch(root, entries, read) or misplaced(root)
 
 
 def listed(root: Path) -> tuple[list[Entry], str | None]:
@@ -98,16 +104,32 @@ def wrong_size(root: Path, entries: list[Entry]) -> str | None:
     return mismatch or reason
 
 
-def misnamed(root: Path) -> str | None:
-    """Return why a valid checkpoint is not the one that its folder is named for, if so."""
+def misplaced(root: Path) -> str | None:
+    """Return why a valid checkpoint is not the one that belongs there: of another step, or of another run."""
     if not is_name(root.name):
         return None
-    step = read_state(root).get("step", step_of(root))
-    return (
-        None
-        if step == step_of(root)
-        else f"it is the checkpoint of step {step}, in a folder that is named for another step"
-    )
+    state = read_state(root)
+    if (step := state.get("step", step_of(root))) != step_of(root):
+        return f"it is the checkpoint of step {step}, in a folder that is named for another step"
+    config = root.absolute().parent.parent / "config.yaml"
+    return of_another_run(state, config.read_text(encoding="utf-8"), str(config)) if config.is_file() else None
+
+
+def of_another_run(state: Mapping[str, Any], config: str, label: str) -> str | None:
+    """Return what shows that a checkpoint with this state is not of the run of this config; None for the same run.
+
+    config: the text of the run's ``config.yaml``. label: its place. Checkpoints of earlier versions have no config, and
+    are taken for those of the run, as are those whose config this version cannot read.
+    """
+    if CONFIG not in state:
+        return None
+    try:
+        saved = load_text(RunConfig, state[CONFIG], "the config of the checkpoint").config
+        lines = other_settings(saved, load_text(RunConfig, config, label).config)
+    except UserError:  # of another version of Smalti, or another kind of training
+        return None
+    shown = "; ".join(lines[:_SHOWN]) + (f" and {len(lines) - _SHOWN} more" if lines[_SHOWN:] else "")
+    return f"it is of another run; what differs (there -> here): {shown}" if lines else None
 
 
 def guarded(root: Path, look: Callable[[], T]) -> tuple[T | None, str | None]:

@@ -44,7 +44,7 @@ def test_damage_is_exit_code_3(work: Path) -> None:
     (folder(work) / "step-00000300/shards/__0_0.distcp").write_bytes(b"x")
     done = run_cli(work, "runs", "checkpoints", "verify", "demo", "--json")
     assert done.returncode == 3
-    assert "1 of 3 checkpoints are damaged: step-00000300" in done.stderr
+    assert "1 of 3 checkpoints cannot be used: step-00000300" in done.stderr
     assert [each["fault"] is None for each in json.loads(done.stdout)] == [True, False, True]
     assert run_cli(work, "runs", "checkpoints", "verify", "demo", "newest").returncode == 0
 
@@ -104,4 +104,4 @@ def test_a_url_is_the_place_of_copies(work: Path) -> None:
     part.write_bytes(b"x")
     done = run_cli(work, "runs", "checkpoints", "verify", url)
     assert done.returncode == 3
-    assert "1 of 2 checkpoints are damaged" in done.stderr
+    assert "1 of 2 checkpoints cannot be used" in done.stderr
