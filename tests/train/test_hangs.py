@@ -86,3 +86,17 @@ def test_a_run_continues_without_a_rank_whose_faults_are_injected_again_and_then
     assert (shrunk["cause"], grown["code"]) == ("grow", 0)
     resumed = {event["attempt"]: event["step"] for event in _events(folder, "resumed")}
     assert resumed.get(3, 0) == shrunk["step"], "no step is lost"
+
+
+@pytest.mark.exhaustive
+def test_a_slow_rank_makes_the_run_save_and_check_its_node(tmp_path: Path) -> None:
+    """The fall of MFU is measured by real ranks; in tests/fleet it is written by the test."""
+    slow = json.dumps([{"kind": "slow_rank", "rank": 1, "step": 60, "slowdown": 30}])
+    check = ("train.health.command=exit 0", "train.health.mfu_below=0.5", "train.log_every=1step")
+    command, folder = _start(tmp_path, f"chaos.faults={slow}", *check)
+    code, output = command.finish()
+    assert code == 0, output
+    assert [(event["why"], event["result"]) for event in _events(folder, "node_checked")] == [("slow", "healthy")]
+    first, second = _events(folder, "attempt_ended")
+    assert (first["cause"], second["code"]) == ("slow", 0)
+    assert [event["step"] for event in _events(folder, "resumed")] == [first["step"]], "no step is lost"
