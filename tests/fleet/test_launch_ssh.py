@@ -38,7 +38,7 @@ HOSTILE = "it's; touch pwned $(touch pwned) `touch pwned` \"&| \n-oProxyCommand=
 # ---- where a run is started -----------------------------------------------------------------------------------------
 
 
-def job(number: int, state: Any = "QUEUED", node: str | None = None, gpus: tuple[int, ...] = (), **run: Any) -> Job:
+def job(number: int, state: Any = "QUEUED", node: str | None = None, held: tuple[int, ...] = (), **run: Any) -> Job:
     """A run that needs a core, on one of two hosts with two cores and two GPUs each."""
     values: dict[str, Any] = {
         "number": number, "name": "r", "cluster": "lab", "host": "q", "state": state, "cause": None, "code": None,
@@ -47,14 +47,18 @@ def job(number: int, state: Any = "QUEUED", node: str | None = None, gpus: tuple
         "retried": {}, "not_before_s": 0.0, "time": "", "engine": "ssh", "hosts": runs.Hosts(("n2", "n3"), 2, 2),
     }  # fmt: skip
     values |= run
-    attempts = () if node is None else (runs.Attempt(number, 0, f"n{number}", gpus, 9, "p", 1.0, None, None, None),)
+    attempts = () if node is None else (runs.Attempt(number, 0, f"n{number}", held, 9, "p", 1.0, None, None, None),)
     if node is not None and state not in ("RUNNING", "STARTING", "TERMINATING"):
         attempts = (replace(attempts[0], ended_s=2.0),)
     return Job(Run(**values), tuple(replace(attempt, node=node) for attempt in attempts))
 
 
+def moves_of(*jobs: Job, cordoned: tuple[str, ...] = ()) -> list[Move]:
+    return decide(jobs, Room(cores=1), 100.0, cordoned)
+
+
 def starts(*jobs: Job, cordoned: tuple[str, ...] = ()) -> list[tuple[int, str | None, tuple[int, ...] | None]]:
-    moves: list[Move] = decide(jobs, Room(cores=1), 100.0, cordoned)
+    moves = moves_of(*jobs, cordoned=cordoned)
     assert all(move.state == "STARTING" for move in moves)
     return [(move.run.number, move.node, move.gpus) for move in moves]
 
@@ -67,7 +71,7 @@ def test_runs_are_spread_over_hosts_and_wait_without_room() -> None:
 
 
 def test_a_run_gets_gpus_that_no_other_has_on_that_host() -> None:
-    held = job(1, "RUNNING", "n2", (0,), cores=0)
+    held = job(1, "RUNNING", "n2", (0,), cores=0, gpus=1)
     wants = [Job(replace(job(number, cores=0).run, gpus=count), ()) for number, count in ((2, 2), (3, 1))]
     assert starts(held, *wants) == [(2, "n3", (0, 1)), (3, "n2", (1,))]
 
@@ -88,6 +92,18 @@ def test_no_run_is_started_on_a_cordoned_host() -> None:
 def test_the_attempt_after_a_fault_is_on_another_host_if_there_is_one() -> None:
     assert starts(job(1, "RECOVERING", "n2")) == [(1, "n3", ())]
     assert starts(job(1, "RECOVERING", "n2"), cordoned=("n3",)) == [(1, "n2", ())]
+
+
+def test_a_run_of_higher_priority_stops_one_that_is_preemptible_and_takes_its_host() -> None:
+    low = {"cores": 2, "priority": 10, "preemptible": True}
+    busy = [job(1, "RUNNING", "n2", **low), job(2, "RUNNING", "n3", cores=2)]
+    urgent = job(3, priority=90, cores=2)
+    (stopped,) = moves_of(*busy, urgent)
+    assert (stopped.run.number, stopped.state, stopped.cause) == (1, "TERMINATING", "preempted")
+    leaving = job(1, "TERMINATING", "n2", **low)
+    assert moves_of(leaving, busy[1], urgent, job(4, **low | {"cores": 1})) == [], "its room is on its way"
+    assert starts(job(1, "QUEUED", "n2", **low), busy[1], urgent) == [(3, "n2", ())]
+    assert moves_of(*busy, urgent, cordoned=("n2",)) == []
 
 
 @pytest.mark.parametrize(

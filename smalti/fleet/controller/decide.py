@@ -1,6 +1,5 @@
 """What a controller does next, as a pure function of the rows and of what it sees of the processes."""
 
-from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -35,6 +34,11 @@ class Job:
     def last(self) -> Attempt | None:
         """Its last attempt."""
         return self.attempts[-1] if self.attempts else None
+
+    @property
+    def host(self) -> str:
+        """The machine of its last attempt; where that has none, of a run of an earlier version, the queue's."""
+        return (None if self.last is None else self.last.node) or self.run.host
 
 
 @dataclass(frozen=True)
@@ -127,57 +131,36 @@ def _scheduled(jobs: Sequence[Job], room: Room, now_s: float, cordoned: Collecti
         for job in jobs
         if job.run.engine == "slurm" and _is_due(job.run, now_s)  # another queue has its room
     ]
-    moves += _on_hosts([job for job in jobs if job.run.hosts is not None], now_s, cordoned)
-    jobs = [job for job in jobs if job.run.engine == "local" and job.run.host not in cordoned]
+    local = [job for job in jobs if job.run.engine == "local"]
+    moves += _placed(local, {job.run.host: room for job in local if job.run.host not in cordoned}, now_s)
+    on_hosts = [job for job in jobs if job.run.hosts is not None]
+    rooms: dict[str, Room] = {}
+    for hosts in (job.run.hosts for job in on_hosts):
+        assert hosts is not None
+        rooms |= {name: Room(hosts.cores, hosts.gpus) for name in hosts.names if name not in cordoned}
+    return moves + _placed(on_hosts, rooms, now_s)
+
+
+def _placed(jobs: Sequence[Job], rooms: Mapping[str, Room], now_s: float) -> list[Move]:
+    """Return the moves of runs that share these machines."""
     by_number = {job.run.number: job for job in jobs}
-    entries = [entry for job in jobs if (entry := _entry(job, now_s)) is not None]
-    planned = schedule(entries, room)
-    held = {gpu for job in jobs if job.run.state in ACTIVE and job.last is not None for gpu in job.last.gpus}
-    free = [gpu for gpu in range(room.gpus) if gpu not in held]
-    for number in planned.start:
-        run = by_number[number].run
-        if len(free) < run.gpus:  # its GPUs have other numbers than those of an earlier controller
+    planned = schedule([entry for job in jobs if (entry := _entry(job, now_s)) is not None], rooms)
+    held: dict[str, set[int]] = {}
+    for job in jobs:
+        if job.run.state in ACTIVE and job.last is not None:
+            held.setdefault(job.host, set()).update(job.last.gpus)
+    moves = []
+    for number, host in planned.start.items():
+        run, taken = by_number[number].run, held.setdefault(host, set())
+        gpus = tuple(gpu for gpu in range(rooms[host].gpus) if gpu not in taken)[: run.gpus]
+        if len(gpus) < run.gpus:  # its GPUs have other numbers than those of an earlier controller
             continue
-        gpus, free = tuple(free[: run.gpus]), free[run.gpus :]
-        moves.append(Move(run, "STARTING", attempt=len(by_number[number].attempts), gpus=gpus, node=run.host))
+        taken.update(gpus)
+        moves.append(Move(run, "STARTING", attempt=len(by_number[number].attempts), gpus=gpus, node=host))
     for number in planned.preempt:
         job = by_number[number]
         assert job.last is not None
         moves.append(Move(job.run, "TERMINATING", "preempted", job.last.number))
-    return moves
-
-
-def _on_hosts(jobs: Sequence[Job], now_s: float, cordoned: Collection[str]) -> list[Move]:
-    """Return the starts of runs on hosts with room: of a cluster the highest priority first, which none overtakes.
-
-    The host with the most room is taken, if possible another one than that of the attempt before.
-    """
-    moves: list[Move] = []
-    cores: Counter[str] = Counter()
-    gpus: dict[str, set[int]] = {}
-    for job in jobs:
-        if job.run.state in ACTIVE and job.last is not None and job.last.node is not None:
-            cores[job.last.node] += job.run.cores
-            gpus.setdefault(job.last.node, set()).update(job.last.gpus)
-    waiting, full = [job for job in jobs if _is_due(job.run, now_s)], set()
-    for job in sorted(waiting, key=lambda job: (-job.run.priority, job.run.number)):
-        run, hosts = job.run, job.run.hosts
-        assert hosts is not None
-        free = {
-            host: [gpu for gpu in range(hosts.gpus) if gpu not in gpus.get(host, ())]
-            for host in hosts.names
-            if host not in cordoned and cores[host] + run.cores <= hosts.cores
-        }
-        fitting = [host for host in free if len(free[host]) >= run.gpus]
-        if run.cluster in full or not fitting:
-            full.add(run.cluster)
-            continue
-        before = job.last.node if job.last is not None else None
-        host = min(fitting, key=lambda host: (host == before, cores[host], -len(free[host])))
-        taken = tuple(free[host][: run.gpus])
-        moves.append(Move(run, "STARTING", attempt=len(job.attempts), gpus=taken, node=host))
-        cores[host] += run.cores
-        gpus.setdefault(host, set()).update(taken)
     return moves
 
 
@@ -198,4 +181,9 @@ def _entry(job: Job, now_s: float) -> Entry | None:
     if phase is None or (phase == "waiting" and not _is_due(run, now_s)):
         return None
     started_s = job.last.started_s if job.last is not None else None
-    return Entry(run.number, phase, Room(run.cores, run.gpus), run.priority, run.preemptible, started_s or now_s)
+    return Entry(
+        run.number, phase, Room(run.cores, run.gpus), run.priority, run.preemptible, started_s or now_s,
+        host=job.host if job.last is not None else "",
+        hosts=(run.host,) if run.hosts is None else run.hosts.names,
+        cluster="" if run.hosts is None else run.cluster,
+    )  # fmt: skip

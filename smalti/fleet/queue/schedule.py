@@ -1,12 +1,13 @@
-"""Which runs start and which are preempted, as a pure function of the queue and the machine.
+"""Which runs start, on which machine, and which are preempted, as a pure function of the queue and the machines.
 
 The waiting run of the highest priority, of these the first launched, starts next. Where it lacks room, running
-preemptible runs of lower priority are stopped for it: the lowest priority first, of these the last started. Nothing
-overtakes it, but a preemptible run of lower priority may use the room that it waits for and would have to give it back.
+preemptible runs of lower priority are stopped for it: the lowest priority first, of these the last started; of several
+machines on the one where the fewest are. Nothing overtakes it, but a preemptible run of lower priority may use the room
+that it waits for and would have to give it back.
 """
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import Literal
 
 Phase = Literal["waiting", "running", "leaving"]
@@ -42,51 +43,75 @@ class Entry:
     preemptible: bool
     started_s: float = 0.0
     """Start of its attempt, if it runs."""
+    host: str = ""
+    """The machine that it is on; while it waits the one before, which is taken if no other has room."""
+    hosts: tuple[str, ...] = ("",)
+    """Machines that it may be started on."""
+    cluster: str = ""
+    """Runs of one cluster wait for each other."""
 
 
 @dataclass(frozen=True)
 class Schedule:
     """What to do next, by number of the run."""
 
-    start: tuple[int, ...] = ()
+    start: Mapping[int, str] = field(default_factory=dict)
+    """The machine of each run to start."""
     preempt: tuple[int, ...] = ()
 
 
-def schedule(entries: Iterable[Entry], room: Room) -> Schedule:
-    """Return the runs to start, which fit beside those that run, and the runs to preempt.
+def schedule(entries: Iterable[Entry], rooms: Mapping[str, Room]) -> Schedule:
+    """Return the runs to start, which fit beside those that run, and the runs to preempt. rooms: of each machine.
 
-    A run that needs more than the machine has waits and holds up no other.
+    A run that needs more than any machine has waits and holds up no other.
     """
     entries = list(entries)
     running = [entry for entry in entries if entry.phase == "running"]
-    free, leaving = room, Room()
+    free, coming = dict(rooms), dict(rooms)
     for entry in entries:
-        if entry.phase != "waiting":
-            free -= entry.need
-        if entry.phase == "leaving":
-            leaving += entry.need
-    start: list[int] = []
-    blocked: Entry | None = None
+        if entry.phase != "waiting" and entry.host in rooms:
+            free[entry.host] -= entry.need
+            if entry.phase == "running":
+                coming[entry.host] -= entry.need
+    start: dict[int, str] = {}
+    preempt: list[int] = []
+    blocked: dict[str, Entry] = {}
+    served: set[str] = set()
     for entry in sorted(entries, key=lambda entry: (-entry.priority, entry.number)):
-        if entry.phase != "waiting" or not room.holds(entry.need):
+        hosts = [host for host in entry.hosts if host in rooms and rooms[host].holds(entry.need)]
+        if entry.phase != "waiting" or not hosts or entry.cluster in served:
             continue
-        if blocked is not None and not (entry.preemptible and entry.priority < blocked.priority):
+        first = blocked.get(entry.cluster)
+        if first is not None and not (entry.preemptible and entry.priority < first.priority):
             continue
-        if free.holds(entry.need):
-            start.append(entry.number)
-            free -= entry.need
-        elif blocked is None:
-            preempted = _preempted(entry, running, free + leaving)
-            if preempted is not None:  # room is coming, which no other may take
-                return Schedule(tuple(start), tuple(preempted))
-            blocked = entry
-    return Schedule(tuple(start))
+        fitting = [host for host in hosts if free[host].holds(entry.need)]
+        if fitting:
+            host = min(fitting, key=lambda host: (host == entry.host, -free[host].cores, -free[host].gpus))
+            start[entry.number] = host
+        elif first is None:
+            stops = {host: _preempted(entry, [each for each in running if each.host == host], coming[host])
+                     for host in hosts}  # fmt: skip
+            possible = {host: stopped for host, stopped in stops.items() if stopped is not None}
+            if not possible:
+                blocked[entry.cluster] = entry
+                continue
+            host = min(possible, key=lambda host: _cost(possible[host]))
+            for stopped in possible[host]:
+                preempt.append(stopped.number)
+                coming[host] += stopped.need
+                running.remove(stopped)
+            served.add(entry.cluster)  # its room is coming, and no other may take it
+        else:
+            continue
+        free[host] -= entry.need
+        coming[host] -= entry.need
+    return Schedule(start, tuple(preempt))
 
 
-def _preempted(waiting: Entry, running: list[Entry], free: Room) -> list[int] | None:
+def _preempted(waiting: Entry, running: list[Entry], free: Room) -> list[Entry] | None:
     """Return the fewest runs to stop, in their order, so that ``waiting`` fits; None where all are not enough."""
     candidates = [entry for entry in running if entry.preemptible and entry.priority < waiting.priority]
-    candidates.sort(key=lambda entry: (entry.priority, -entry.started_s, -entry.number))
+    candidates.sort(key=_first_stopped)
     chosen: list[Entry] = []
     for entry in [*candidates, None]:
         if free.holds(waiting.need):
@@ -100,4 +125,12 @@ def _preempted(waiting: Entry, running: list[Entry], free: Room) -> list[int] | 
         if (free - entry.need).holds(waiting.need):
             free -= entry.need
             needed.remove(entry)
-    return [entry.number for entry in needed]
+    return needed
+
+
+def _first_stopped(entry: Entry) -> tuple[float, ...]:
+    return entry.priority, -entry.started_s, -entry.number
+
+
+def _cost(stopped: list[Entry]) -> tuple[int, list[tuple[float, ...]]]:
+    return len(stopped), [_first_stopped(entry) for entry in stopped]
