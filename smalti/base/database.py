@@ -100,6 +100,10 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
     (  # 7: the hosts that a run may be started on by ssh, as JSON
         "ALTER TABLE fleet_runs ADD COLUMN hosts TEXT",
     ),
+    (  # 8: the run of several hosts that a run is a member of
+        "ALTER TABLE fleet_runs ADD COLUMN member_of INTEGER REFERENCES fleet_runs (number)",
+        "CREATE INDEX fleet_runs_by_lead ON fleet_runs (member_of)",
+    ),
 )
 """Statements of each schema version, counted from 1 in ``PRAGMA user_version``. Append only: files of users have run
 the earlier ones."""

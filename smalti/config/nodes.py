@@ -33,7 +33,8 @@ class NodesConfig(Config):
     count: Whole = placement(..., ge=2)
     """Nodes that the ranks are divided over in equal parts. More may join: they are spares."""
     listen: Annotated[str, AfterValidator(_check_address)] = placement(...)
-    """HOST:PORT of this node: where the others join, and HOST is where all ranks reach rank 0."""
+    """HOST:PORT of this node: where the others join, and HOST is where all ranks reach rank 0. ``smalti fleet launch``
+    on hosts of ssh sets it."""
     lease: WallTime = placement("10s")
     """A node that is silent for so long is lost, and ends its ranks by itself."""
     wait: WallTime = placement("10min")

@@ -84,22 +84,25 @@ def read(now_s: float | None = None) -> FleetReport:
     """Return the report of all runs, up to the present."""
     now_s = clock.wall_s() if now_s is None else now_s
     with database.transaction(write=False) as db:
-        launched = runs.select(db)
-        ran_s = {run.number: _ran_s(db, run) for run in launched}
+        everything = runs.select(db)
+        ran_s = {run.number: _ran_s(db, run) for run in everything}
+        launched = [run for run in everything if run.member_of is None]
         events = {run.number: runs.events(db, run.number) for run in launched}
+    held_s = {run.number: max(run.cores, run.gpus) * ran_s[run.number] for run in everything}
+    sizes = Counter(run.group for run in everything)
     prices = {name: cluster.usd_per_device_hour for name, cluster in clusters().items()}
-    priced = {run.number: price for run in launched if (price := prices.get(run.cluster)) is not None}
-    devices = {run.folder: max(run.cores, run.gpus) for run in launched if run.folder is not None}
+    priced = {run.number: price for run in everything if (price := prices.get(run.cluster)) is not None}
+    devices = {run.folder: max(run.cores, run.gpus) * sizes[run.number] for run in launched if run.folder is not None}
     price_of = {run.folder: priced[run.number] for run in launched if run.folder and run.number in priced}
     faults, lost_usd = _faults(devices, price_of, now_s)
     return FleetReport(
         states=dict(Counter(run.state for run in launched)),
-        ran_s=sum(ran_s.values()),
-        device_s=sum(ran_s[run.number] * max(run.cores, run.gpus) for run in launched),
+        ran_s=sum(ran_s[run.number] for run in launched),
+        device_s=sum(held_s.values()),
         waited_s=sum(_waited_s(events[run.number], now_s) for run in launched),
         ends=dict(Counter(cause for run in launched for cause in _ends(events[run.number])).most_common()),
         faults=faults,
-        usd=_usd((ran_s[run.number] * max(run.cores, run.gpus), priced.get(run.number)) for run in launched),
+        usd=_usd((held_s[run.number], priced.get(run.number)) for run in everything),
         lost_usd=lost_usd,
     )
 

@@ -3,12 +3,17 @@
 import signal
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from smalti.cli.fleet import messages, nodes, secret
 from smalti.cli.options import Json, Overrides, Recipe
+
+if TYPE_CHECKING:
+    import sqlite3
+
+    from smalti.fleet.queue.runs import Run
 
 app = typer.Typer(
     add_completion=False,
@@ -78,7 +83,7 @@ def ls(
     state: Annotated[str | None, typer.Option(help="Only runs in this state: QUEUED, RUNNING ...")] = None,
     as_json: Json = False,
 ) -> None:
-    """List the runs, newest first."""
+    """List the runs, newest first; 'smalti fleet show ID' lists the hosts of a run on several."""
     from smalti.base.errors import UserError, nearest
     from smalti.cli.fleet.text import HEAD, row
     from smalti.cli.tables import print_json, print_table
@@ -345,14 +350,21 @@ def _ensure() -> None:
 def _values(reference: str | None = None) -> list[dict[str, Any]]:
     """Return the runs as JSON values, newest first; only the one with this id if there is one."""
     from smalti.base import database
-    from smalti.cli.fleet.text import to_json
     from smalti.fleet.queue import runs
 
     _ensure()
     with database.transaction(write=False) as db:
-        selected = runs.select(db) if reference is None else [runs.get(db, reference)]
-        rows = [(run, runs.attempts(db, run.number), runs.needed_by(db, run.number)) for run in reversed(selected)]
-    return [to_json(*row) for row in rows]
+        selected = runs.select(db, "member_of IS NULL") if reference is None else [runs.get(db, reference)]
+        return [_value(db, run) for run in reversed(selected)]
+
+
+def _value(db: "sqlite3.Connection", run: "Run") -> dict[str, Any]:
+    from smalti.cli.fleet.text import to_json
+    from smalti.fleet.queue import runs
+
+    value = to_json(run, runs.attempts(db, run.number), runs.needed_by(db, run.number))
+    members = [_value(db, member) for member in runs.members_of(db, run.number)]
+    return value | {"members": members} if run.member_of is None else value
 
 
 def _print(run: Any, as_json: bool) -> None:

@@ -1,6 +1,7 @@
 """Prepares a run for the queue: resolves the recipe, computes what it needs, and refuses what cannot run."""
 
 import os
+import secrets
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ from smalti.base.errors import DataError, UserError
 if TYPE_CHECKING:
     from smalti.config.clusters import ClusterConfig
     from smalti.config.launch import LaunchConfig
+    from smalti.config.nodes import NodesConfig
     from smalti.config.parallel import ParallelConfig
     from smalti.config.run import RunConfig
     from smalti.config.tune import TuneRecipe
@@ -63,6 +65,12 @@ def with_sections(overrides: Sequence[str]) -> list[str]:
     return completed
 
 
+def _with_address(overrides: Sequence[str], on: Target) -> list[str]:
+    """Return overrides with the address of a run on several hosts of ssh, whose host is known when it is started."""
+    is_new = on.cluster.engine == "ssh" and any(each.startswith("train.nodes.count=") for each in overrides)
+    return [*overrides, f"train.nodes.listen='{{host}}:{20000 + secrets.randbelow(10000)}'"] if is_new else [*overrides]
+
+
 def launch(
     recipe: str,
     overrides: Sequence[str],
@@ -81,15 +89,15 @@ def launch(
     from smalti.cli.working_directory import enter, load_run
     from smalti.config.load import dump
 
-    recipe, overrides = enter(recipe, with_sections(overrides))
+    recipe, overrides = enter(recipe, _with_address(with_sections(overrides), on))
     tuning = _tune_recipe(recipe, overrides)
     if tuning is not None and _is_awaited(tuning.init_from, _settings(tuning, after).depends_on):
         tuning = placed(tuning, _settings(tuning, after))
-        need = room_for(parallel_of(tuning), _settings(tuning, ()), on)
+        need = room_for(parallel_of(tuning), _settings(tuning, ()), on, nodes_of(tuning))
         return _add(tuning, need, dump(tuning), on=on, pack=pack) if add else tuning
     config = load_run(recipe, overrides).config
     config = placed(config, _settings(config, after))
-    need = room_for(config.train.parallel, _settings(config, ()), on)
+    need = room_for(config.train.parallel, _settings(config, ()), on, nodes_of(config))
     preflight.check(config, ranks=config.train.parallel.ranks)
     if not add:
         return config
@@ -118,6 +126,16 @@ def parallel_of(config: "RunConfig | TuneRecipe") -> "ParallelConfig":
     if isinstance(config.train, dict):
         return ParallelConfig.model_validate(config.train.get("parallel") or {})
     return config.train.parallel
+
+
+def nodes_of(config: "RunConfig | TuneRecipe") -> "NodesConfig | None":
+    """Return the section ``train.nodes``."""
+    from smalti.config.nodes import NodesConfig
+
+    if isinstance(config.train, dict):
+        nodes = config.train.get("nodes")
+        return None if nodes is None else NodesConfig.model_validate(nodes)
+    return config.train.nodes
 
 
 def _tune_recipe(recipe: str, overrides: Sequence[str]) -> "TuneRecipe | None":
@@ -150,8 +168,11 @@ def _settings(config: "RunConfig | TuneRecipe", after: Sequence[str]) -> "Launch
     return settings.model_copy(update={"depends_on": (*settings.depends_on, *after)})
 
 
-def room_for(parallel: "ParallelConfig", settings: "LaunchConfig", on: Target) -> "Room":
-    """Return the cores or GPUs that a run holds. Raises UserError where this machine has less.
+def room_for(
+    parallel: "ParallelConfig", settings: "LaunchConfig", on: Target, nodes: "NodesConfig | None" = None
+) -> "Room":
+    """Return the cores or GPUs that a run holds on each of its nodes. Raises UserError where this machine has
+    less, or the cluster has fewer hosts.
 
     On GPUs one for each rank; else ranks x train.parallel.threads cores, with ``threads: auto`` all cores of this
     machine, or of a host of ssh; one for each rank in Slurm.
@@ -159,7 +180,7 @@ def room_for(parallel: "ParallelConfig", settings: "LaunchConfig", on: Target) -
     from smalti.fleet.controller.__main__ import this_room
     from smalti.fleet.queue.schedule import Room
 
-    machine, where = this_room(), "this machine"
+    machine, where, count = this_room(), "this machine", 1 if nodes is None else nodes.count
     if on.cluster.engine == "ssh":
         machine, where = Room(on.cluster.cores_per_host or 0, on.cluster.gpus_per_host or 0), f"each host of {on.name}"
     if settings.gpus is not None and parallel.device == "cpu":
@@ -172,15 +193,22 @@ def room_for(parallel: "ParallelConfig", settings: "LaunchConfig", on: Target) -
         if settings.gpus is not None or parallel.device == "cuda":
             return Room(gpus=parallel.ranks)
         return Room(cores=parallel.ranks * (1 if parallel.threads == "auto" else parallel.threads))
+    if on.cluster.engine == "ssh" and count > len(on.cluster.hosts):
+        raise UserError(
+            f"train.nodes.count={count}, and {on.name} has {len(on.cluster.hosts)} hosts",
+            allowed=f"up to {len(on.cluster.hosts)}",
+            hint=f"train.nodes.count={len(on.cluster.hosts)}",
+        )
+    ranks = parallel.ranks // count
     on_gpus = settings.gpus is not None or parallel.device == "cuda" or (parallel.device == "auto" and machine.gpus > 0)
-    threads = machine.cores // parallel.ranks if parallel.threads == "auto" else parallel.threads
-    need = Room(gpus=parallel.ranks) if on_gpus else Room(cores=parallel.ranks * max(1, threads))
+    threads = machine.cores // max(1, ranks) if parallel.threads == "auto" else parallel.threads
+    need = Room(gpus=ranks) if on_gpus else Room(cores=ranks * max(1, threads))
     if machine.holds(need):
         return need
     has, wants = (machine.gpus, need.gpus) if on_gpus else (machine.cores, need.cores)
     unit = "GPUs" if on_gpus else "cores"
     raise UserError(
-        f"the run needs {wants} {unit}, and {where} has {has}",
+        f"the run needs {wants} {unit}{'' if count == 1 else ' on each host'}, and {where} has {has}",
         allowed=f"up to {has} {unit}",
         hint="ranks=2 train.parallel.threads=1 takes two cores" if has == 0 or not on_gpus else f"gpus={has}",
     )
@@ -200,7 +228,11 @@ def _add(config: "RunConfig | TuneRecipe", need: "Room", recipe: str, *, on: Tar
         command = slurm.command_of(
             on.cluster, command, ranks=parallel_of(config).ranks, cores=need.cores, gpus=need.gpus
         )
-    hosts = None
+    hosts, joining, nodes = None, [], nodes_of(config) if on.cluster.engine == "ssh" else None
+    if nodes is not None:
+        port = nodes.listen.rpartition(":")[2]
+        joining = [*command[:-2], "fleet", "join", f"{{lead}}:{port}", "--once", "--name", "{host}"]
+        command.append(f"train.nodes.listen={{host}}:{port}")
     if on.cluster.engine == "ssh":
         room = (on.cluster.cores_per_host or 0, on.cluster.gpus_per_host or 0)
         hosts = runs.Hosts(on.cluster.hosts, *room, on.cluster.options)
@@ -216,6 +248,8 @@ def _add(config: "RunConfig | TuneRecipe", need: "Room", recipe: str, *, on: Tar
         cluster=on.name,
         engine=on.cluster.engine,
         hosts=hosts,
+        members=0 if nodes is None else nodes.count - 1,
+        member_command=joining,
     )
     start.ensure()
     return run

@@ -99,7 +99,17 @@ def about(value: dict[str, Any]) -> str:
         )
         for each in value["attempts"]
     ]
-    return text + ("\n\n" + table(("attempt", "node", "end", "ran", "reason"), attempts) if attempts else "")
+    text += "\n\n" + table(("attempt", "node", "end", "ran", "reason"), attempts) if attempts else ""
+    members = [
+        (
+            each["id"],
+            each["state"],
+            each["attempts"][-1]["node"] if each["attempts"] else "",
+            str(len(each["attempts"])),
+        )
+        for each in value.get("members", [])
+    ]
+    return text + ("\n\n" + table(("member", "state", "node", "attempts"), members) if members else "")
 
 
 def event_row(event: dict[str, Any]) -> tuple[str, ...]:

@@ -7,6 +7,7 @@ sends the command SIGTERM, and the controller lets the next attempt wait until t
 """
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -59,7 +60,7 @@ class _Command:
         """Start the command and return its exit code; 143 without a start if it is to stop already."""
         if self.is_stopping():
             return ExitCode.TERMINATED
-        command = [argument.replace("{recipe}", str(run.place / "recipe.yaml")) for argument in run.command]
+        command = _arguments(run, attempt)
         environment, request = child_environment(_variables(run, attempt)), None
         if run.engine == "slurm":
             self._job = slurm.job_name(run.id, attempt.number, attempt.nonce)
@@ -175,6 +176,21 @@ def _run(run: Run, attempt: Attempt, command: _Command) -> tuple[int, str | None
         return ExitCode.USAGE, f"it could not be started: {error}"
 
 
+def _arguments(run: Run, attempt: Attempt) -> list[str]:
+    """Return the command of a run with the names of its attempt. Raises RetryableError where its lead has no host."""
+    names = {"{recipe}": str(run.place / "recipe.yaml")}
+    if run.hosts is not None:
+        names["{host}"] = attempt.node or ""
+    if run.member_of is not None:
+        with database.transaction(write=False) as db:
+            of_lead = runs.attempts(db, run.member_of)
+        if not of_lead or of_lead[-1].node is None:
+            raise RetryableError("the run that it is a member of was not started")
+        names["{lead}"] = of_lead[-1].node
+    pattern = re.compile("|".join(map(re.escape, names)))
+    return [pattern.sub(lambda found: names[found[0]], argument) for argument in run.command]
+
+
 def output_of(place: Path, attempt: int) -> Path:
     """Return the file of the output of an attempt, in the folder of its run."""
     return place / f"attempt-{attempt}.log"
@@ -191,7 +207,7 @@ def _queued_s(run: int) -> float:
 def _variables(run: Run, attempt: Attempt) -> dict[str, str]:
     """Return what the run gets beside the environment of the controller: its secrets, its time in the queue, and of the
     GPUs only those that it holds."""
-    variables = {**secret_values.values(run.number, run.secrets), "SMALTI_FLEET_RUN": run.id}
+    variables = {**secret_values.values(run.group, run.secrets), "SMALTI_FLEET_RUN": run.id}
     variables["SMALTI_FLEET_QUEUED_S"] = f"{_queued_s(run.number):.3f}"
     if run.packed is not None:
         paths = [run.packed, *variables_of(["PYTHONPATH"]).values()]

@@ -68,7 +68,8 @@ class RunEvents:
             done = [records.add_event(db, job.run, job.last.node, event) for event in events]
             for of_attempt in earlier:
                 ended = _last_of(of_attempt, "attempt_ended")
-                if ended is not None and ended.get("cause") not in (None, *PAUSES):
+                is_fault = ended is not None and ended.get("cause") not in (None, *PAUSES)
+                if is_fault or _unhealthy(of_attempt) is not None:
                     _report(db, _in_run(job.run, job.last.node), of_attempt)
         self._sizes[job.run.number] = size
         for what in filter(None, done):
@@ -78,6 +79,8 @@ class RunEvents:
         """Record the incident of a move, in its transaction: a fault of the ``last`` attempt, or a run that failed."""
         run = move.run
         if move.state not in ("RECOVERING", "FAILED") or last is None or last.started_s is None:
+            return
+        if run.member_of is not None:  # what has happened is in the events of its lead
             return
         events = self._last.get(run.number, [])
         ended = _last_of(events, "attempt_ended")
@@ -102,7 +105,7 @@ def _in_run(run: Run, node: str | None) -> Incident:
 
 def _report(db: sqlite3.Connection, incident: Incident, events: Sequence[Event]) -> None:
     """Record an incident with what the events of its attempt say of it."""
-    ended, checked = _last_of(events, "attempt_ended"), _last_of(events, "node_checked")
+    ended, checked = _last_of(events, "attempt_ended"), _unhealthy(events)
     faults = (event for event in events if event["event"] in records.FAULTS and event.get("node"))
     if ended is not None:
         incident = replace(
@@ -112,7 +115,7 @@ def _report(db: sqlite3.Connection, incident: Incident, events: Sequence[Event])
             reason=str(ended.get("cause") or incident.reason),
             message=str(ended.get("reason") or incident.message),
         )
-    if checked is not None and checked.get("result") == "unhealthy":
+    if checked is not None:
         node = str(checked["node"])
         is_cordoned = node in cordons.active(db)
         lines = [str(line) for line in checked.get("lines") or ()]
@@ -125,6 +128,12 @@ def _report(db: sqlite3.Connection, incident: Incident, events: Sequence[Event])
             action=f"{node} is {'' if is_cordoned else 'not '}cordoned; {incident.action}",
         )
     incidents.add(db, incident)
+
+
+def _unhealthy(events: Sequence[Event]) -> Event | None:
+    """Return the last check that failed; each node of an attempt may have one."""
+    checks = [event for event in events if event["event"] == "node_checked"]
+    return next((event for event in reversed(checks) if event.get("result") == "unhealthy"), None)
 
 
 def _last_of(events: Sequence[Event], kind: str) -> Event | None:

@@ -71,7 +71,7 @@ def add_event(db: sqlite3.Connection, run: Run, node: str | None, event: Mapping
     kind, name = event["event"], event.get("node") or node
     if name is None:
         return None
-    source = f"{run.folder}/{event.get('attempt')}/{event.get('time')}/{kind}/{event.get('rank')}"
+    source = f"{run.folder}/{event.get('attempt')}/{event.get('time')}/{kind}/{event.get('rank')}/{event.get('node')}"
     time_s = clock.seconds_of(event.get("time")) or clock.wall_s()
     if kind in FAULTS:
         rank = "" if event.get("rank") is None else f"rank {event['rank']} "

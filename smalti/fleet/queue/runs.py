@@ -59,7 +59,8 @@ class Run:
     cores: int
     gpus: int
     command: tuple[str, ...]
-    """The argument list; no shell reads it. ``{recipe}`` stands for the file of the recipe."""
+    """The argument list; no shell reads it. ``{recipe}`` stands for the file of the recipe; on hosts ``{host}`` for the
+    one of the attempt, and ``{lead}`` for the one of the run that it is a member of."""
     recipe: str | None
     """Text of the resolved recipe."""
     directory: str
@@ -79,11 +80,18 @@ class Run:
     """What starts it."""
     hosts: Hosts | None = None
     """Of the engine ``ssh``, as they were when it was launched."""
+    member_of: int | None = None
+    """Number of the run on several hosts whose ranks it starts on another host; None: it is a run of its own."""
 
     @property
     def id(self) -> str:
         """Its name and number: ``demo-7``."""
         return f"{self.name}-{self.number}"
+
+    @property
+    def group(self) -> int:
+        """Number of the run that it is a member of, or its own."""
+        return self.number if self.member_of is None else self.member_of
 
     @property
     def place(self) -> Path:
@@ -158,6 +166,11 @@ def get(db: sqlite3.Connection, reference: str) -> Run:
         allowed="ids of 'smalti fleet ls'",
         hint=f"did you mean '{close}'?" if close else "smalti fleet ls",
     )
+
+
+def members_of(db: sqlite3.Connection, run: int) -> list[Run]:
+    """Return the members of a run on several hosts."""
+    return select(db, "member_of=?", (run,))
 
 
 def unfinished(db: sqlite3.Connection, host: str) -> list[Run]:

@@ -49,6 +49,13 @@ class Entry:
     """Machines that it may be started on."""
     cluster: str = ""
     """Runs of one cluster wait for each other."""
+    member_of: int | None = None
+    """The run that it is a part of. Parts of a run have the same need and are on different machines."""
+
+    @property
+    def group(self) -> int:
+        """Number of its run."""
+        return self.number if self.member_of is None else self.member_of
 
 
 @dataclass(frozen=True)
@@ -68,7 +75,10 @@ def schedule(entries: Iterable[Entry], rooms: Mapping[str, Room]) -> Schedule:
     entries = list(entries)
     running = [entry for entry in entries if entry.phase == "running"]
     free, coming = dict(rooms), dict(rooms)
+    apart: dict[int, set[str]] = {}
     for entry in entries:
+        if entry.phase != "waiting":
+            apart.setdefault(entry.group, set()).add(entry.host)
         if entry.phase != "waiting" and entry.host in rooms:
             free[entry.host] -= entry.need
             if entry.phase == "running":
@@ -77,35 +87,47 @@ def schedule(entries: Iterable[Entry], rooms: Mapping[str, Room]) -> Schedule:
     preempt: list[int] = []
     blocked: dict[str, Entry] = {}
     served: set[str] = set()
-    for entry in sorted(entries, key=lambda entry: (-entry.priority, entry.number)):
-        hosts = [host for host in entry.hosts if host in rooms and rooms[host].holds(entry.need)]
-        if entry.phase != "waiting" or not hosts or entry.cluster in served:
+    for together in _together(entries):
+        first, others = together[0], apart.setdefault(together[0].group, set())
+        hosts = [host for host in first.hosts if host in rooms and rooms[host].holds(first.need) and host not in others]
+        passed = blocked.get(first.cluster)
+        if len(hosts) < len(together) or first.cluster in served:
             continue
-        first = blocked.get(entry.cluster)
-        if first is not None and not (entry.preemptible and entry.priority < first.priority):
+        if passed is not None and not (first.preemptible and first.priority < passed.priority):
             continue
-        fitting = [host for host in hosts if free[host].holds(entry.need)]
-        if fitting:
-            host = min(fitting, key=lambda host: (host == entry.host, -free[host].cores, -free[host].gpus))
-            start[entry.number] = host
-        elif first is None:
-            stops = {host: _preempted(entry, [each for each in running if each.host == host], coming[host])
+        fitting = [host for host in hosts if free[host].holds(first.need)]
+        if len(fitting) >= len(together):
+            for entry in together:
+                host = min(fitting, key=lambda host: (host == entry.host, -free[host].cores, -free[host].gpus))
+                fitting.remove(host)
+                start[entry.number] = host
+                others.add(host)
+                free[host], coming[host] = free[host] - entry.need, coming[host] - entry.need
+        elif passed is None:
+            stops = {host: _preempted(first, [each for each in running if each.host == host], coming[host])
                      for host in hosts}  # fmt: skip
             possible = {host: stopped for host, stopped in stops.items() if stopped is not None}
-            if not possible:
-                blocked[entry.cluster] = entry
+            if len(possible) < len(together):
+                blocked[first.cluster] = first
                 continue
-            host = min(possible, key=lambda host: _cost(possible[host]))
-            for stopped in possible[host]:
-                preempt.append(stopped.number)
-                coming[host] += stopped.need
-                running.remove(stopped)
-            served.add(entry.cluster)  # its room is coming, and no other may take it
-        else:
-            continue
-        free[host] -= entry.need
-        coming[host] -= entry.need
+            for host in sorted(possible, key=lambda host: _cost(possible[host]))[: len(together)]:
+                for stopped in possible[host]:
+                    preempt.append(stopped.number)
+                    coming[host] += stopped.need
+                    running.remove(stopped)
+                free[host], coming[host] = free[host] - first.need, coming[host] - first.need
+            served.add(first.cluster)  # the room is coming, and no other may take it
     return Schedule(start, tuple(preempt))
+
+
+def _together(entries: list[Entry]) -> list[list[Entry]]:
+    """Return the waiting runs in their order; a group whose first run waits is started as a whole."""
+    waiting = [entry for entry in entries if entry.phase == "waiting"]
+    numbers = {entry.number for entry in waiting}
+    units: dict[int, list[Entry]] = {}
+    for entry in sorted(waiting, key=lambda entry: (-entry.priority, entry.number)):
+        units.setdefault(entry.group if entry.group in numbers else entry.number, []).append(entry)
+    return list(units.values())
 
 
 def _preempted(waiting: Entry, running: list[Entry], free: Room) -> list[Entry] | None:

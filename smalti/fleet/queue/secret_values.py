@@ -7,7 +7,7 @@ those that a run was launched with, until the run is completed.
 import json
 import os
 import secrets
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 
@@ -16,9 +16,9 @@ from smalti.base.env import user_folder, variables_of
 from smalti.base.errors import DataError, UserError, nearest
 
 
-def keep(run: int, names: Iterable[str]) -> None:
-    """Keep the values of this process's environment for a run. Raises UserError for a name that has none, and is not
-    stored either."""
+def keep(run: int, names: Iterable[str], made: Mapping[str, str] | None = None) -> None:
+    """Keep the values of this process's environment for a run, and those that were made for it. Raises UserError for a
+    name that has none, and is not stored either."""
     names = list(names)
     variables = variables_of(names)
     for name in names:
@@ -29,8 +29,9 @@ def keep(run: int, names: Iterable[str]) -> None:
                 allowed="names of 'smalti fleet secret ls', or of variables that are set",
                 hint=f"did you mean {close}?" if close else f"smalti fleet secret set {name}",
             )
-    if variables:
-        _write(_of_run(run), json.dumps(variables))
+    kept = {**variables, **(made or {})}
+    if kept:
+        _write(_of_run(run), json.dumps(kept))
 
 
 def values(run: int, names: Iterable[str]) -> dict[str, str]:

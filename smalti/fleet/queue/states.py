@@ -47,6 +47,8 @@ _FINAL: dict[int, tuple[State, str]] = {
 
 _FIRST_WAIT_S = 1.0
 _MOST_WAIT_S = 300.0
+_MEMBER_WAIT_S = 2.0
+"""All of its run waits for a member, so the wait does not grow."""
 
 
 @dataclass(frozen=True)
@@ -89,6 +91,18 @@ def after(
     if sum(retried.values()) >= retries or retried.get(cause, 0) >= limit:
         return Next("FAILED", cause)
     return Next("RECOVERING", cause, min(_MOST_WAIT_S, _FIRST_WAIT_S * 2 ** retried.get(cause, 0)))
+
+
+def after_of_member(code: int | None, *, stopped_for: str | None, has_lead: bool) -> Next:
+    """Return what follows an attempt of a member: it has no limit of retries, and ends with its run.
+
+    has_lead: whether the run that it is a member of has not ended.
+    """
+    if not has_lead:
+        return Next("STOPPED", "lead")
+    if stopped_for is not None:
+        return Next("QUEUED", stopped_for)
+    return Next("RECOVERING", _retry_cause(code) or "exit_code", _MEMBER_WAIT_S)
 
 
 def _retry_cause(code: int | None) -> RetryCause | None:
