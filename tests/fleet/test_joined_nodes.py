@@ -120,6 +120,24 @@ def test_a_spare_takes_over_from_a_killed_node_to_the_bit(three: Nodes, tmp_path
     require_equal_to_an_undisturbed_run(run, tmp_path)
 
 
+def test_a_node_whose_check_fails_makes_room_for_a_spare(three: Nodes, tmp_path: Path) -> None:
+    """The check runs on both nodes of the attempt; each has the variables of one rank."""
+    health = {"command": "echo rank $RANK of $WORLD_SIZE at $MASTER_ADDR; exit $((3 * RANK))"}
+    run = Run(three, tmp_path, health=health)
+    lead = run.lead("n1", "chaos.faults=[{kind: sigkill, rank: 0, step: 8}]")
+    second = run.join("n2")
+    _wait(lambda: "n2 has joined" in second.output())
+    run.join("n3")
+    code, output = lead.finish(600)
+    assert code == 0, output
+    assert run.placed() == ["n2", "n3"]
+    checks = run.events("node_checked")
+    assert [(check["node"], check["result"]) for check in checks[1:]] == [("n2", "unhealthy")]
+    assert [check["lines"] for check in checks] == [[f"rank {rank} of 2 at {three.address('n1')}"] for rank in (0, 1)]
+    _wait(lambda: "its check failed" in second.output())
+    require_equal_to_an_undisturbed_run(run, tmp_path)
+
+
 @pytest.mark.exhaustive
 def test_a_line_that_is_cut_for_five_seconds_does_not_end_the_attempt(three: Nodes, tmp_path: Path) -> None:
     run = Run(three, tmp_path)

@@ -79,8 +79,12 @@ def text(result: Json) -> str:
     return "\n".join([table(head, rows), "", *_verdict(result["findings"])])
 
 
-def raise_for(findings: Sequence[Json]) -> None:
-    """Raise CheckFailed where something is wrong."""
+def raise_for(result: Json, *, own: bool) -> None:
+    """Raise CheckFailed where something is wrong; with ``own`` only where this node is named."""
+    findings = result["findings"]
+    if own:
+        here = with_names(result["reports"])[result["node"]]
+        findings = [finding for finding in findings if here is not None and here["node"] in finding["nodes"]]
     if findings:
         names = sorted({node for finding in findings for node in finding["nodes"]})
         raise CheckFailed(

@@ -17,7 +17,8 @@ from smalti.track import collectives
 from smalti.track.progress import Progress, read_slots
 
 if TYPE_CHECKING:
-    from smalti.fleet.nodes.lead import Node, Nodes
+    from smalti.fleet.nodes.lead import Nodes
+    from smalti.fleet.nodes.node import Node
 
 _POLL_S = 0.05
 _KILL_WAIT_S = 4.0

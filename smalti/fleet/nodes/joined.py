@@ -24,6 +24,7 @@ from smalti.fleet.agent.requests import StopRequests
 from smalti.fleet.launch.local import LocalRank, start
 from smalti.fleet.neighbour import stream
 from smalti.fleet.neighbour.stream import LOST, Message
+from smalti.fleet.nodes.checks import CheckHere
 from smalti.fleet.nodes.copies import Copies
 from smalti.fleet.nodes.lead import BEAT_S
 from smalti.track.progress import slot_file
@@ -112,6 +113,7 @@ class _Session:
         self._slots_file: Path | None = None
         self._slots = b""
         self._ended = threading.Event()
+        self._check = CheckHere(self._ended)
         threading.Thread(target=self._read_slots, name="slots", daemon=True).start()
         self._sent_copies: Message = {}
         self._reported: object = None
@@ -175,6 +177,8 @@ class _Session:
         elif message["do"] == "copies":
             if self._copies is not None:
                 self._copies.do(message["job"])
+        elif message["do"] == "check":
+            self._check.start(message)
         elif message["do"] != "beat" and message["start"] == self._number:
             for rank in self._ranks[message["rank"] : message["rank"] + 1]:  # none where they could not be started
                 rank.kill() if message["do"] == "kill" else rank.send(signal.Signals(message["signal"]))
@@ -197,9 +201,10 @@ class _Session:
         self._reported_s = 0.0
 
     def _report(self, *, at_once: bool = False) -> None:
-        """Report to the lead, once a second and when a rank has ended or a job on the copies is done."""
+        """Report to the lead, once a second and when a rank has ended or a check or a job on the copies is done."""
         codes = [rank.code for rank in self._ranks]
-        new, now_s = (codes, self._copies and self._copies.last_job), clock.now_s()
+        checked = self._check.report
+        new, now_s = (codes, checked, self._copies and self._copies.last_job), clock.now_s()
         if not at_once and new == self._reported and now_s - self._reported_s < BEAT_S:
             return
         self._reported, self._reported_s = new, now_s
@@ -210,6 +215,7 @@ class _Session:
             "stopped": [rank.is_stopped for rank in self._ranks],
             "slots": base64.b64encode(self._slots).decode(),
             "leaves": self._requests.any,
+            "check": checked,
             "copies": self._changed_copies(),
         }
         stream.send_message(self._connection, report)

@@ -1,11 +1,14 @@
 """Findings from the reports of nodes: each planted fault is named with its node, and healthy nodes are not."""
 
 import copy
+from contextlib import nullcontext
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from smalti.base.errors import CheckFailed
+from smalti.cli.fleet.check import raise_for
 from smalti.fleet.check.judge import judge
 
 
@@ -135,3 +138,14 @@ def test_one_node_is_compared_with_a_saved_report(kind):
     assert judge(node, good) == []
     plant(node, kind, 0)
     assert [found.kind for found in judge(node, good)] == [kind]
+
+
+def test_with_own_only_a_node_that_is_named_fails():
+    reports = [{"node": name} for name in ("a", "b", "c")]
+    findings = [{"kind": "disk", "nodes": ["b"], "message": "cannot be written"}]
+    for number, fails in enumerate((False, True, False)):
+        result = {"node": number, "reports": reports, "findings": findings}
+        with pytest.raises(CheckFailed, match="1 findings on b"):
+            raise_for(result, own=False)
+        with pytest.raises(CheckFailed) if fails else nullcontext():
+            raise_for(result, own=True)
