@@ -69,15 +69,15 @@ def check_nodes(
         return outcome
     log.get("fleet").info("checking %s: %s", "this node" if nodes is None else "the nodes", config.command)
     began_s = clock.now_s()
-    own, *others = _run_all(config, folder, requests, nodes)
+    here, *others = _run_all(config, folder, requests, nodes)
     with suppress(RetryableError):  # the disk fails
         events = folder.event_log()
-        for check in (own, *others):
+        for check in (here, *others):
             events.write("node_checked", node=check.node, result=check.result, code=check.code, command=config.command,
                          why=outcome.cause, rank=outcome.rank, seconds=round(clock.now_s() - began_s, 3),
                          evidence=check.file.name, lines=log.last_lines(str(check.file), _LINES))  # fmt: skip
         events.close()
-    for check in (own, *others):
+    for check in (here, *others):
         if check.result not in ("healthy", "unhealthy"):
             text = "the check of node %s gave no result (%s, exit code %s)"
             log.get("fleet").warning(text, check.node, config.command, check.code)
@@ -85,13 +85,13 @@ def check_nodes(
         if check.result == "unhealthy":
             assert nodes is not None
             nodes.exclude(check.node, f"its check failed: '{config.command}' exited with {check.code}")
-    if own.result != "unhealthy":
+    if here.result != "unhealthy":
         return outcome
     return replace(
         outcome, code=ExitCode.RETRY, restarts=False, next_ranks=None, printed=False,
-        details=tuple(log.last_lines(str(own.file), _LINES)),
-        reason=f"{outcome.reason}; the check of node {own.node} failed: '{config.command}' exited with {own.code}",
-        hint=f"run the same command on another node, or repair this one; the output of the check is in {own.file}",
+        details=tuple(log.last_lines(str(here.file), _LINES)),
+        reason=f"{outcome.reason}; the check of node {here.node} failed: '{config.command}' exited with {here.code}",
+        hint=f"run the same command on another node, or repair this one; the output of the check is in {here.file}",
     )  # fmt: skip
 
 

@@ -218,12 +218,12 @@ class Nodes:
         for rank, (node, file) in enumerate(zip(others, files, strict=True), start=1):
             node.send({"do": "check", "number": self._number, "command": command, "limit_s": limit_s,
                        "file": str(file), "environment": {**where, "RANK": str(rank)}})  # fmt: skip
-        own = run_here({**where, "RANK": "0"})
+        here = run_here({**where, "RANK": "0"})
         while clock.now_s() < end_s and any(not node.is_lost and not node.checked(self._number) for node in others):
             time.sleep(_POLL_S)
         reports = [node.checked(self._number) or {"code": None} for node in others]
         results = zip(others, reports, files, strict=True)
-        return [own, *(Check(node.name, report["code"], file) for node, report, file in results)]
+        return [here, *(Check(node.name, report["code"], file) for node, report, file in results)]
 
     def exclude(self, name: str, why: str) -> None:
         """Leave a node out from now on; its agent ends, or is refused."""
