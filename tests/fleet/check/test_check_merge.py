@@ -54,6 +54,8 @@ def test_more_rounds_are_measured_where_something_is_slow_and_where_speeds_vary(
     assert rounds_needed(slow) == rounds_needed([_report("n0", 0.5)], nodes[0]) == 4
     assert rounds_needed(busy) == 5
     assert rounds_needed([*busy[:3], _report("n3", 0.5)]) == 10
+    assert rounds_needed([*busy[:3], _report("n3", 0.05)]) == 4
+    assert rounds_needed([*busy[:2], _report("n2", 0.5), _report("n3", 0.05)]) == 10
 
 
 def test_healthy_nodes_on_a_machine_with_other_work_are_not_named_and_a_slow_one_is():
