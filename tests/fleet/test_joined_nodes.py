@@ -1,5 +1,6 @@
 """Runs on several nodes (network namespaces) with Smalti's agents: lost nodes, cut lines, a lead that is killed."""
 
+import json
 import os
 import shutil
 import signal
@@ -138,6 +139,22 @@ def test_a_node_whose_check_fails_makes_room_for_a_spare(three: Nodes, tmp_path:
     assert [(check["node"], check["result"]) for check in checks[1:]] == [("n2", "unhealthy")]
     assert [check["lines"] for check in checks] == [[f"rank {rank} of 2 at {three.address('n1')}"] for rank in (0, 1)]
     _wait(lambda: "its check failed" in second.output())
+    require_equal_to_an_undisturbed_run(run, tmp_path)
+
+
+@pytest.mark.exhaustive
+def test_a_rank_of_another_node_that_hangs_is_named_by_the_stacks_and_counts_of_both(
+    three: Nodes, tmp_path: Path
+) -> None:
+    run = Run(three, tmp_path, 120, restart={"hang_floor": "5s"})
+    lead = run.lead("n1", "chaos.faults=[{kind: held_gil, rank: 1, step: 60}]")
+    run.join("n2")
+    code, output = lead.finish(600)
+    assert code == 0, output
+    (hung,) = run.events("rank_hung")
+    assert (hung["rank"], hung["node"]) == (1, "n2")
+    evidence = json.loads((run.folder.log_folder(0) / hung["evidence"]).read_text())
+    assert all("File " in rank["stack"] for rank in evidence["ranks"])
     require_equal_to_an_undisturbed_run(run, tmp_path)
 
 

@@ -12,6 +12,7 @@ import pytest
 from smalti import __version__
 from smalti.base.errors import DataError, RetryableError, UserError
 from smalti.config.nodes import NodesConfig
+from smalti.fleet.agent.evidence import Look
 from smalti.fleet.agent.health import Check
 from smalti.fleet.neighbour import stream
 from smalti.fleet.nodes import lead, node
@@ -163,6 +164,22 @@ def test_a_node_without_memory_for_the_copies_is_refused(made: Lead) -> None:
         assert made.join("n2", free_bytes=1000)["memory_bytes"] == 1000
 
 
+def test_stacks_and_counts_come_from_all_nodes_of_an_attempt(made: Lead) -> None:
+    with lead.opened(made.config, ranks=2, run="toy") as nodes:
+        assert nodes is not None
+        made.join("n2")
+        nodes.wait(2)
+        nodes.place(2)
+
+        def look_here() -> Look:
+            number = made.receive("n2")["number"]
+            seen = {"stacks": {"1": "there"}, "counts": {"1": {"0": 4}}}
+            stream.send_message(made.joined["n2"], {"answer": {"number": number, **seen}})
+            return Look({0: "here"}, {0: {"0": 5}})
+
+        assert nodes.look(look_here) == Look({0: "here", 1: "there"}, {0: {"0": 5}, 1: {"0": 4}})
+
+
 def test_all_nodes_of_an_attempt_are_checked_and_one_that_is_left_out_is_not_admitted_again(
     made: Lead, tmp_path: Path
 ) -> None:
@@ -178,7 +195,7 @@ def test_all_nodes_of_an_attempt_are_checked_and_one_that_is_left_out_is_not_adm
             request = made.receive("n2")
             assert (request["do"], request["command"], request["limit_s"]) == ("check", "look", 9.0)
             environments.append(request["environment"])
-            stream.send_message(made.joined["n2"], {"check": {"number": request["number"], "code": 3}})
+            stream.send_message(made.joined["n2"], {"answer": {"number": request["number"], "code": 3}})
             return Check("n1", 0, tmp_path / "health.log")
 
         checks = nodes.check("look", 9.0, tmp_path, run_here)

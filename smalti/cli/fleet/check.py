@@ -10,7 +10,7 @@ from typing import Any
 
 from smalti.base import database, store
 from smalti.base.env import fleet_attempt, world
-from smalti.base.errors import CheckFailed, SmaltiError
+from smalti.base.errors import CheckFailed, RetryableError, SmaltiError
 from smalti.base.units import format_bytes, format_seconds
 from smalti.cli.tables import table
 from smalti.fleet.check.judge import judge, with_names
@@ -80,11 +80,17 @@ def text(result: Json) -> str:
 
 
 def raise_for(result: Json, *, own: bool) -> None:
-    """Raise CheckFailed where something is wrong; with ``own`` only where this node is named."""
-    findings = result["findings"]
+    """Raise CheckFailed where something is wrong; with ``own`` only where it is of this node alone, and no difference
+    of versions or settings, which was there when the run began. RetryableError with ``own`` where the first node, which
+    compares, was not reached.
+    """
+    findings, number = result["findings"], result["node"]
     if own:
-        here = with_names(result["reports"])[result["node"]]
-        findings = [finding for finding in findings if here is not None and here["node"] in finding["nodes"]]
+        if number and result["reports"][0] is None:
+            raise RetryableError("the first node was not reached, so the nodes are not compared", hint="check again")
+        here = with_names(result["reports"])[number]
+        names = [f"node {number}" if here is None else here["node"]]
+        findings = [each for each in findings if list(each["nodes"]) == names and each["kind"] != "differs"]
     if findings:
         names = sorted({node for finding in findings for node in finding["nodes"]})
         raise CheckFailed(

@@ -17,7 +17,7 @@ from smalti.fleet.agent.health import check_nodes
 from smalti.fleet.agent.judge import judge, last_step
 from smalti.fleet.agent.outcome import Outcome
 from smalti.fleet.agent.pauses import Pauses
-from smalti.fleet.agent.record import record
+from smalti.fleet.agent.record import record, record_fault
 from smalti.fleet.agent.requests import StopRequests
 from smalti.fleet.agent.restarts import Restarts
 from smalti.fleet.agent.watch import Watch
@@ -175,7 +175,9 @@ def _attempt(
         if attempt_at_port + 1 == _PORT_TRIES or not _port_was_taken(watch, last_step(folder) > step_before):
             break
         get("fleet").info("the port for the ranks was taken by another process; starting them again")
-    outcome = decide(judge(watch, folder))
+    judged = judge(watch, folder)
+    record_fault(watch, events, folder)
+    outcome = decide(judged)
     record(outcome, watch, events, folder, clock.now_s() - started_s)
     return outcome
 

@@ -65,11 +65,11 @@ def check_nodes(
     """
     if config is None or not outcome.restarts or not may_be_of_node(outcome):
         return outcome
-    if nodes is None and outcome.node is not None:
-        return outcome
     log.get("fleet").info("checking %s: %s", "this node" if nodes is None else "the nodes", config.command)
     began_s = clock.now_s()
     here, *others = _run_all(config, folder, requests, nodes)
+    if requests.any:  # it was ended early, and so were the others that wait for it
+        return outcome
     with suppress(RetryableError):  # the disk fails
         events = folder.event_log()
         for check in (here, *others):
@@ -88,7 +88,7 @@ def check_nodes(
     if here.result != "unhealthy":
         return outcome
     return replace(
-        outcome, code=ExitCode.RETRY, restarts=False, next_ranks=None, printed=False,
+        outcome, code=ExitCode.RETRY, restarts=False, next_ranks=None, wait_s=0.0, printed=False,
         details=tuple(log.last_lines(str(here.file), _LINES)),
         reason=f"{outcome.reason}; the check of node {here.node} failed: '{config.command}' exited with {here.code}",
         hint=f"run the same command on another node, or repair this one; the output of the check is in {here.file}",
@@ -110,7 +110,9 @@ def _run_all(config: HealthConfig, folder: RunFolder, requests: StopRequests, no
     def run_here(environment: Mapping[str, str]) -> Check:
         return Check(name, run(config.command, limit_s, str(file), lambda: requests.any, environment), file)
 
-    return [run_here({})] if nodes is None else nodes.check(config.command, limit_s, logs, run_here)
+    return (
+        [run_here({})] if nodes is None else nodes.check(config.command, limit_s, logs, run_here, lambda: requests.any)
+    )
 
 
 def run(

@@ -17,10 +17,12 @@ from smalti.base.errors import ExitCode, SmaltiError, UserError
 from smalti.base.units import format_bytes, format_seconds
 from smalti.config.durations import to_seconds
 from smalti.config.nodes import NodesConfig
+from smalti.fleet.agent.evidence import Look
 from smalti.fleet.agent.health import Check
 from smalti.fleet.launch.local import Rank, free_port
 from smalti.fleet.launch.local import start as start_here
 from smalti.fleet.neighbour import stream
+from smalti.fleet.neighbour.stream import Message
 from smalti.fleet.nodes.copies import Copies
 from smalti.fleet.nodes.node import Node, RemoteRank
 from smalti.fleet.nodes.replication import LocalNode, Replication
@@ -31,8 +33,12 @@ BEAT_S = 1.0
 """How often each side sends at least."""
 _SILENT_S = 3.0
 _POLL_S = 0.1
+_COPIES_S = 0.5
+"""Between two looks at copies in memory, which list all of their files."""
 _CHECK_S = 5.0
 """More for the results of the checks of other nodes."""
+_LOOK_S = 5.0
+"""For stacks and counts of the ranks of other nodes, which then lack where all was silent."""
 
 
 class Nodes:
@@ -59,6 +65,8 @@ class Nodes:
         self._number = 0
         self._excluded: dict[str, str] = {}
         """Names of nodes that are not admitted any more -> why."""
+        self._refused: dict[str, str] = {}
+        """Names of nodes that were refused -> why."""
         self._change = threading.Lock()
         self._ended = threading.Event()
         serving = (listener, key, self._answer, lease_s)
@@ -203,31 +211,59 @@ class Nodes:
             log.get("fleet").warning("a spare takes the place of node %s, whose rank %d keeps failing", node.name, rank)
         return has_spare
 
+    def look(self, look_here: Callable[[], Look]) -> Look:
+        """Return the stacks and counts of collectives of all ranks. look_here: of those of this node."""
+        others = [node for node in self._used if not node.is_lost]
+        asked = [node.ask({"do": "look"}) for node in others]
+        here = look_here()
+        stacks, counts = dict(here.stacks), dict(here.counts)
+        for answer in self._answers(others, asked, _LOOK_S):
+            stacks |= {int(rank): stack for rank, stack in answer.get("stacks", {}).items()}
+            counts |= {int(rank): count for rank, count in answer.get("counts", {}).items()}
+        return Look(stacks, counts)
+
     def check(
-        self, command: str, limit_s: float, logs: Path, run_here: Callable[[Mapping[str, str]], Check]
+        self,
+        command: str,
+        limit_s: float,
+        logs: Path,
+        run_here: Callable[[Mapping[str, str]], Check],
+        stops: Callable[[], bool] = lambda: False,
     ) -> list[Check]:
         """Run a command that checks a node on all nodes of the attempt, as one rank on each; this node is the first.
 
-        logs: folder of the output. run_here: runs it on this node, with these variables.
+        logs: folder of the output. run_here: runs it on this node, with these variables. stops: whether to wait no
+        longer for the others.
         """
         others = [node for node in self._used if not node.is_lost]
         where = {"WORLD_SIZE": str(1 + len(others)), "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1",
                  "MASTER_ADDR": self._host, "MASTER_PORT": str(free_port(self._host))}  # fmt: skip
         files = [logs / f"health-{rank}.log" for rank in range(1, 1 + len(others))]
-        end_s = clock.now_s() + limit_s + _CHECK_S
-        for rank, (node, file) in enumerate(zip(others, files, strict=True), start=1):
-            node.send({"do": "check", "number": self._number, "command": command, "limit_s": limit_s,
-                       "file": str(file), "environment": {**where, "RANK": str(rank)}})  # fmt: skip
+        request, end_s = {"do": "check", "command": command, "limit_s": limit_s}, clock.now_s() + limit_s + _CHECK_S
+        asked = [
+            node.ask({**request, "file": str(file), "environment": {**where, "RANK": str(rank)}})
+            for rank, (node, file) in enumerate(zip(others, files, strict=True), start=1)
+        ]
         here = run_here({**where, "RANK": "0"})
-        while clock.now_s() < end_s and any(not node.is_lost and not node.checked(self._number) for node in others):
+        answers = self._answers(others, asked, end_s - clock.now_s(), stops)
+        results = zip(others, answers, files, strict=True)
+        return [here, *(Check(node.name, answer.get("code"), file) for node, answer, file in results)]
+
+    def _answers(
+        self, nodes: Sequence[Node], asked: Sequence[int], limit_s: float, stops: Callable[[], bool] = lambda: False
+    ) -> list[Message]:
+        """Wait for the answers of nodes, and return them; empty ones of those that do not answer in time."""
+        pairs, end_s = list(zip(nodes, asked, strict=True)), clock.now_s() + limit_s
+        while clock.now_s() < end_s and not stops():
+            if all(node.is_lost or node.answer(number) is not None for node, number in pairs):
+                break
             time.sleep(_POLL_S)
-        reports = [node.checked(self._number) or {"code": None} for node in others]
-        results = zip(others, reports, files, strict=True)
-        return [here, *(Check(node.name, report["code"], file) for node, report, file in results)]
+        return [node.answer(number) or {} for node, number in pairs]
 
     def exclude(self, name: str, why: str) -> None:
         """Leave a node out from now on; its agent ends, or is refused."""
-        self._excluded[name] = why
+        with self._change:
+            self._excluded[name] = why
         for node in [node for node in self._usable() if node.name == name]:
             node.send({"do": "end", "code": int(ExitCode.RETRY)})
             node.lose(why)
@@ -268,7 +304,9 @@ class Nodes:
         try:
             refused = self._admit(node, str(request["smalti"]), int(request["free_bytes"]))
             if refused is not None:
-                log.get("fleet").warning("%s was refused: %s", host, refused)
+                if self._refused.get(node.name) != refused:  # it tries again each second
+                    log.get("fleet").warning("%s was refused: %s", host, refused)
+                self._refused[node.name] = refused
                 stream.send_message(connection, {"refused": refused})
                 return
             node.listen(self._lease_s)
@@ -286,11 +324,11 @@ class Nodes:
         if free_bytes < self._memory_bytes:
             needed, free = format_bytes(self._memory_bytes), format_bytes(free_bytes)
             return f"train.checkpoint.peer_copies needs {needed} of shared memory, and {node.name} has {free} free"
-        if node.name in self._excluded:
-            return self._excluded[node.name]
         with self._change:
             if self._ended.is_set():
                 return "the run has ended"
+            if node.name in self._excluded:
+                return self._excluded[node.name]
             if node.name in (self.name, *(other.name for other in self._joined)):
                 return f"a node {node.name} is there already; --name gives another name"
             node.send({"run": self._run, "lease_s": self._lease_s, "memory_bytes": self._memory_bytes})
@@ -307,7 +345,7 @@ class Nodes:
                 node.send({"do": "beat"})
 
     def _replicate(self, replication: Replication) -> None:
-        while not self._ended.wait(_POLL_S):
+        while not self._ended.wait(_COPIES_S):
             replication.look()
 
 

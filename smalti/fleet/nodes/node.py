@@ -32,6 +32,8 @@ class Node:
         self._lost_s: float | None = None
         self._status: Message = {}
         self._copies: Message = {}
+        self._asked = 0
+        self._answer: Message = {}
 
     @property
     def silent_s(self) -> float:
@@ -56,10 +58,15 @@ class Node:
         status = self._status
         return status if status.get("start") == number else {}
 
-    def checked(self, number: int) -> Message | None:
-        """Return what it has reported about this check, once that has ended."""
-        report: Message = self._status.get("check", {})
-        return report if report.get("number") == number else None
+    def ask(self, request: Message) -> int:
+        """Send a request that takes some time, and return its number."""
+        self._asked += 1
+        self.send({**request, "number": self._asked})
+        return self._asked
+
+    def answer(self, number: int) -> Message | None:
+        """Return the answer to the request of this number, the last one; None before it has arrived."""
+        return self._answer if self._answer.get("number") == number else None
 
     def listen(self, lease_s: float) -> None:
         """Receive its reports until it is lost."""
@@ -69,6 +76,7 @@ class Node:
                 self._received_s = clock.now_s()
                 self.is_leaving = self.is_leaving or bool(message.get("leaves"))
                 self._copies = {**self._copies, **message.get("copies", {})}  # only what has changed is sent
+                self._answer = message.get("answer") or self._answer
                 self._status = message
         except BlockingIOError:
             self.lose(f"it was silent for {format_seconds(lease_s)}")
