@@ -21,8 +21,8 @@ from smalti.track.owner import with_owner
 from smalti.track.progress import Progress, read_slots
 
 SILENT_S = 600.0
-"""A run without a sign of life for this long, and without an end, is taken as killed at its last sign; one whose process
-is known to have ended, at once."""
+"""A run without a sign of life for this long, and without an end, is taken as killed at its last sign; at once where
+its process is known to have ended."""
 
 _CLOCK_SET_S = 1.0
 """A clock of the day that differs by more from the monotonic one over an attempt was set meanwhile."""
@@ -160,8 +160,8 @@ def _end_s(
     ended = _first(events, "attempt_ended")
     if ended is not None and isinstance(ended.get("seconds"), int | float):
         return start_s + float(ended["seconds"])
-    own = (event for event in events if event["event"] not in _OF_COMMANDS)
-    signs = [*_times(own), *map(last_change_s, slots), *([] if heartbeat_s is None else [heartbeat_s])]
+    times = _times(event for event in events if event["event"] not in _OF_COMMANDS)
+    signs = [*times, *map(last_change_s, slots), *([] if heartbeat_s is None else [heartbeat_s])]
     return max([start_s, *signs])
 
 
