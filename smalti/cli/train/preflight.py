@@ -25,12 +25,12 @@ _COMPILE_FLOOR_S = 120.0
 def check(
     config: "RunConfig", *, ranks: int, fork: "Fork | None" = None, origins: "Mapping[str, str] | None" = None
 ) -> None:
-    """Raise for a mesh that does not fit ``ranks``, stages that do not fit the run, missing folders of tokens or of
-    initial weights, faults that cannot be injected, unreachable trackers, and a folder of another run. ``origins``: of
-    the config's values."""
+    """Raise for what cannot be trained on ``ranks``: the mesh, stages, folders of tokens or of initial weights, faults,
+    trackers, and a folder of another run. ``origins``: of the config's values."""
     from smalti.base.env import inside_world
     from smalti.config.chaos_needs import require_possible
     from smalti.track import trackers
+    from smalti.track.names import require_evaluated
     from smalti.track.run import RunFolder
 
     _check_run_folder(config.run_folder)
@@ -41,6 +41,7 @@ def check(
     _check_mesh(config, ranks)
     _check_nodes(config, ranks)
     origin_warnings(config, origins)
+    require_evaluated(config.train.checkpoint.best, config.data.heldout, has_ema=config.train.ema is not None)
     _check_retained(config)
     _check_folders(config)
     _check_files(config)
