@@ -113,8 +113,7 @@ def data_is_local(config: "RunConfig") -> bool:
 
 
 def check_machine(config: "RunConfig") -> list[str]:
-    """Raise for a device or shared memory that this machine does not have, and for problems of local data; returns
-    warnings."""
+    """Raise for a device or shared memory that this machine lacks, and for problems of local data; returns warnings."""
     from smalti.fleet.agent.memory import require_room
 
     _check_device(config)
@@ -144,13 +143,14 @@ def _check_device(config: "RunConfig") -> None:
 
 
 def _check_run_folder(folder: str) -> None:
-    """Raise the OSError that creating the folder would raise: a file in its place, or no permission."""
+    """Raise the OSError that creating the folder would raise: a file in its place, a read-only disk, no permission."""
     from smalti.base import store
 
     if store.is_local(folder):
         existing = next(path for path in (Path(folder), *Path(folder).absolute().parents) if path.exists())
         if not existing.is_dir() or not os.access(existing, os.W_OK):
-            number = errno.EACCES if existing.is_dir() else errno.ENOTDIR
+            denied = errno.EROFS if os.statvfs(existing).f_flag & os.ST_RDONLY else errno.EACCES
+            number = denied if existing.is_dir() else errno.ENOTDIR
             raise OSError(number, os.strerror(number), str(existing))
 
 

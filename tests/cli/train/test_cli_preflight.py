@@ -1,7 +1,9 @@
 """What is refused before a process of a run starts: what it retains must still be measured as before the first step,
 the metric of the best checkpoint must be one that is measured."""
 
+import os
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -118,6 +120,15 @@ def test_a_best_metric_that_may_be_measured_passes() -> None:
     require_evaluated("metrics/eval/prose/LanguageCrossEntropy", [], has_ema=False)  # a warning: nothing is held out
     with pytest.raises(UserError, match="is not measured"):
         require_evaluated("nonsense", [], has_ema=False)
+
+
+def test_a_run_folder_on_a_read_only_disk_is_named_as_such(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "recipe.yaml").write_text(dump(toy_run.config(tmp_path)))
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    for flag, why in ((os.ST_RDONLY, "written: Read-only file system"), (0, "written or read: Permission denied")):
+        monkeypatch.setattr(os, "statvfs", lambda _, flag=flag: SimpleNamespace(f_flag=flag))
+        done = run_cli(tmp_path, "train", "recipe.yaml")
+        assert (done.returncode, f"{tmp_path} cannot be {why}" in done.stderr) == (2, True), done.stderr
 
 
 def test_a_refused_start_is_recorded_and_the_metric_is_refused_by_the_command(
