@@ -100,6 +100,9 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
     (  # 7: the hosts that a run may be started on by ssh, as JSON
         "ALTER TABLE fleet_runs ADD COLUMN hosts TEXT",
     ),
+    (  # 8: the weights of a version that are not those of its step alone
+        "ALTER TABLE model_versions ADD COLUMN weights TEXT",
+    ),
 )
 """Statements of each schema version, counted from 1 in ``PRAGMA user_version``. Append only: files of users have run
 the earlier ones."""

@@ -112,7 +112,7 @@ class OfStore:
         """Return steps, sizes and marks: one small read and one listing for each copy."""
 
         def of(name: str, role: Sequence[str]) -> CheckpointFacts:
-            kept_as = {each: each in role for each in ("newest", "best", "registered", "protected")}
+            kept_as = {each: each in role for each in ("newest", "last", "best", "every", "registered", "protected")}
             return CheckpointFacts(
                 step=step_of(name), tokens=None, bytes=self.n_bytes(name), block_s=None, saved=None, verified=None,
                 blessed="yes" if "blessed" in role else None, parent=None, attempt=None, here=False,

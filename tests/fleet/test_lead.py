@@ -91,6 +91,19 @@ def test_a_spare_replaces_a_node_that_is_lost_before_its_ranks_are_started(made:
         assert nodes.place(2)[1:] == ["n3"]
 
 
+def test_a_lead_that_waits_says_how_many_nodes_have_joined(made: Lead, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    config = made.config.model_copy(update={"wait": "0.2s"})
+    with lead.opened(config, ranks=2, run="toy") as nodes:
+        assert nodes is not None
+        assert nodes.wait(2) is None
+        joined = f"1 of 2 nodes has joined ({nodes.name})"
+    assert [record.getMessage() for record in caplog.records] == [
+        f"{joined}; waiting for 1 more at {config.listen}",
+        f"{joined} within 200ms; run 'smalti fleet join {config.listen}' on 1 more",
+    ]
+
+
 def test_the_welcome_is_the_first_message_that_a_node_receives(made: Lead, monkeypatch: pytest.MonkeyPatch) -> None:
     send = node.Node.send
 

@@ -122,13 +122,15 @@ class Nodes:
             if count is not None and self._choose(count):
                 log.get("fleet").warning("continuing on %d of %d ranks: no node has joined", count, self._ranks)
                 return count
-            there = f"{', '.join([self.name, *(node.name for node in self._usable())])} of {self._count(ranks)} nodes"
+            names, wanted = [self.name, *(node.name for node in self._usable())], self._count(ranks)
+            joined = f"{len(names)} of {wanted} nodes {'has' if len(names) == 1 else 'have'} joined"
+            joined, lacks = f"{joined} ({', '.join(names)})", wanted - len(names)
             if waited_s >= self._wait_s:
-                text = "no node has joined at %s within %s: %s; run 'smalti fleet join %s' on another"
-                log.get("fleet").error(text, self._address, format_seconds(self._wait_s), there, self._address)
+                text = "%s within %s; run 'smalti fleet join %s' on %d more"
+                log.get("fleet").error(text, joined, format_seconds(self._wait_s), self._address, lacks)
                 return None
             if not is_logged:
-                log.get("fleet").info("waiting for nodes to join at %s: %s are there", self._address, there)
+                log.get("fleet").info("%s; waiting for %d more at %s", joined, lacks, self._address)
                 is_logged = True
             time.sleep(_POLL_S)
         return None

@@ -86,15 +86,20 @@ def prune(folder: Path, step: int, keep: Keep | int) -> None:
 
 def kept_names(names: Sequence[str], keep: Keep, is_blessed: Callable[[str], bool]) -> set[str]:
     """Return the names that ``keep`` asks for, of ``names`` (newest first)."""
-    kept = set(names[: keep.last])
-    if keep.interval is not None:
-        first = {keep.interval(step_of(name)): name for name in names}  # the oldest of each interval is set last
-        kept |= {name for number, name in first.items() if number > 0}
+    kept = {*names[: keep.last], *durable_names(names, keep)}
     if keep.blessed:
         blessed = [name for name in names if is_blessed(name)]
         kept |= set(blessed[: keep.blessed])
         kept |= set(names[: names.index(blessed[0])][-1:] if blessed else names[-1:])
     return kept
+
+
+def durable_names(names: Sequence[str], keep: Keep) -> set[str]:
+    """Return the first of each interval of ``train.checkpoint.keep.every``, of ``names`` (newest first)."""
+    if keep.interval is None:
+        return set()
+    first = {keep.interval(step_of(name)): name for name in names}  # the oldest of each interval is set last
+    return {name for number, name in first.items() if number > 0}
 
 
 def roles(folder: Path) -> dict[str, tuple[str, ...]]:

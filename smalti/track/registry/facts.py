@@ -45,6 +45,8 @@ class Facts:
     data: dict[str, Any] = field(default_factory=dict)
     """Digests of the data, its past and its tokenizer, as in the checkpoint; path and digest of each source."""
     scores: Scores = field(default_factory=dict)
+    weights: str | None = None
+    """``moving average`` or ``mean of steps 10, 20``; None: the weights of ``step``."""
 
 
 def read_facts(folder: str | Path) -> Facts:
@@ -63,7 +65,7 @@ def read_facts(folder: str | Path) -> Facts:
         return Facts(kind, str(path), content)
     run, step = Path(record["run_folder"]), int(record["step"])
     state = run / "checkpoints" / folder_name(step) / "train_state.json"
-    facts = Facts(kind, str(path), content, run=record["run"], step=step)
+    facts = Facts(kind, str(path), content, run=record["run"], step=step, weights=_weights(record))
     return _with_run(facts, run, store.read_json(state) if state.is_file() else {})
 
 
@@ -117,7 +119,13 @@ def _with_run(facts: Facts, run: Path, state: Mapping[str, Any]) -> Facts:
         tokens=None if tokens is None else int(tokens),
         data=_data(config, state.get("stream") or {}),
         scores=_scores(run, step),
+        weights=facts.weights,
     )
+
+
+def _weights(record: Mapping[str, Any]) -> str | None:
+    steps = record.get("averaged_steps")
+    return "moving average" if record.get("ema") else f"mean of steps {', '.join(map(str, steps))}" if steps else None
 
 
 def _config(run: Path) -> dict[str, Any] | None:
