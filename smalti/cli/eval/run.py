@@ -55,6 +55,7 @@ def run(
     from smalti.fleet import machine
     from smalti.serve.engine.engine import Engine
     from smalti.serve.folders import find
+    from smalti.track.registry.facts import weights_of
 
     folder, overrides = find(model), overrides or []
     config = _config(suite, folder, overrides)
@@ -65,6 +66,7 @@ def run(
     _require_writable(output)
     engine = Engine.from_folder(folder.folder, dtype=dtype)
     about = {"model_folder": folder.folder, "compute_dtype": dtype, "step": folder.record.get("step")}
+    about["weights"] = weights_of(folder.record)
     cache = _cache(folder, output, dtype) if cached else None
     with _named_interrupt(cache is not None, cached), ProgressLine("tokens") as progress:
         results = suites_module.run(
