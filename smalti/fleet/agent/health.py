@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from smalti.base import clock, log
+from smalti.base.env import child_environment
 from smalti.base.errors import ExitCode, RetryableError
 from smalti.base.processes import die_with_parent
 from smalti.config.durations import to_seconds
@@ -128,7 +129,7 @@ def run(
     process = subprocess.Popen(
         ["sh", "-c", command],
         stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True,
-        env={**os.environ, **environment}, preexec_fn=die_with_parent(signal.SIGKILL),
+        env=child_environment(dict(environment)), preexec_fn=die_with_parent(signal.SIGKILL),
     )  # fmt: skip
     os.close(output)
     while process.poll() is None and clock.now_s() < end_s and not stops():
