@@ -1,10 +1,13 @@
 """``smalti eval memorised`` as it is typed: a run, its export, another model, and what is refused."""
 
 import json
+import random
 import shutil
 from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
+from forked_command import fork_ranks
 from tiny_runs import TEXTS, tiny_run, write_tokens
 
 from smalti.cli.main import run as smalti
@@ -90,3 +93,74 @@ def test_what_is_refused(run: Path, tmp_path: Path, capsys: pytest.CaptureFixtur
     ):
         assert smalti(["eval", "memorised", *arguments]) == 2, arguments
         assert message in capsys.readouterr().err
+
+
+TRAINED = {
+    "model": {
+        "family": "llama",
+        "vocab_size": 320,
+        "hidden_size": 64,
+        "intermediate_size": 128,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "max_position_embeddings": 128,
+    },
+    "train": {
+        "duration": "200step",
+        "global_batch_tokens": 1024,
+        "optimizer": {"lr": 1e-2},
+        "schedule": {"warmup": "0.1run", "decay": "0.3run"},
+        "precision": {"compute": "fp32"},
+        "checkpoint": {"every": "1run"},
+        "eval_every": "1run",
+        "parallel": {"ranks": 1, "threads": 1, "device": "cpu"},
+    },
+}
+
+
+@pytest.mark.slow
+def test_a_passage_repeated_200_times_is_extractable_until_the_repeats_are_cut(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Trains on the corpus before and after ``smalti data build``; only trained models can show the difference."""
+    monkeypatch.chdir(tmp_path)
+    fork_ranks(monkeypatch)
+    draw = random.Random(1)
+    words = ["".join(draw.choices("abcdefghijklmnopqrstuvwxyz", k=draw.randint(2, 7))) for _ in range(400)]
+    passage = " ".join(draw.choices(words, k=60))
+    texts = [" ".join(draw.choices(words, k=60)) + "\n\n" + passage * (number < 200) for number in range(240)]
+    (tmp_path / "pages.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    tokenizer, copies = "train", {}
+    for name, steps in (("before", {"dedup": "none"}), ("after", {"repeats": "passages"})):
+        pages = {"path": "pages.jsonl", "name": "pages", "rules": ["none"]}
+        recipe = {"name": name, "inputs": [pages], "output": f"data/{name}", "workers": 1, **steps}
+        (tmp_path / f"{name}.yaml").write_text(json.dumps(recipe))
+        assert smalti(["data", "build", f"{name}.yaml"]) == 0
+        recipe = {"documents": f"data/{name}", "output": f"tokens/{name}", "tokenizer": tokenizer}
+        vocab = {"vocab_size": 320} if tokenizer == "train" else {}
+        (tmp_path / "tokenize.yaml").write_text(json.dumps(recipe | vocab))
+        assert smalti(["data", "tokenize", "tokenize.yaml"]) == 0
+        built = pq.read_table(f"data/{name}/documents/pages/train.parquet")["text"].to_pylist()
+        copies[name] = sum(text.count(passage) for text in built)
+        tokenizer = "tokens/before/tokenizer"
+        data = {
+            "tokenizer": tokenizer,
+            "sources": {"pages": f"tokens/{name}/pages/train"},
+            "seq_len": 128,
+            "stages": [{"weights": {"pages": 1}}],
+        }
+        (tmp_path / f"{name}-run.yaml").write_text(json.dumps({"name": name, "data": data, **TRAINED}))
+        assert smalti(["train", f"{name}-run.yaml"]) == 0
+        assert smalti(["export", f"runs/{name}"]) == 0
+    assert copies == {"before": 200, "after": 1}
+    capsys.readouterr()
+    size = ["--windows", "200", "--prompt-tokens", "20", "--new-tokens", "20", "--train", "tokens/before/pages/train"]
+    shares = {}
+    for name in ("before", "after"):
+        assert smalti(["eval", "memorised", f"runs/{name}", *size, "--json"]) == 0
+        score = json.loads(capsys.readouterr().out)["tasks"]["train"]
+        shares[name] = score["by_occurrences"]
+    print({name: {key: (part["n"], part["value"]) for key, part in groups.items()} for name, groups in shares.items()})
+    assert shares["before"]["100+"]["interval"][0] > 0.5
+    assert shares["after"]["100+"]["interval"][1] < 0.2
+    assert shares["before"]["1"]["interval"][1] < 0.3
