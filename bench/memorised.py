@@ -78,7 +78,7 @@ def build(folder: Path, name: str) -> dict[str, Any]:
 
 
 def train(folder: Path, name: str, steps: int) -> None:
-    """Train a model of 0.7M parameters on a set, and export it."""
+    """Train a model of 1.2M parameters on a set, and export it."""
     recipe = {
         "name": name,
         "model": {

@@ -188,4 +188,4 @@ def test_windows_longer_than_the_context_and_other_tokenizers_are_refused(tmp_pa
         measure.run(engine, {"a": tokens}, {}, Settings(prompt_tokens=60, new_tokens=5))
     tokens.tokenizer_digest = "0" * 64
     with pytest.raises(UserError, match="of another tokenizer"):
-        measure.run(engine, {"a": tokens}, {}, Settings(prompt_tokens=6, new_tokens=5))
+        measure.run(engine, {"a": tokens}, {"a": TokenSource(tokens.where)}, Settings(prompt_tokens=6, new_tokens=5))

@@ -27,4 +27,4 @@ app.command(epilog="Example: smalti eval data llm-foundry/scripts/eval/local_dat
 app.command(epilog="Example: smalti eval lint mine.jsonl; smalti eval lint --suite gauntlet data=DIR --json")(lint)
 app.command(epilog="Example: smalti eval contamination runs/demo 'tasks=[capitals.yaml]'")(contamination)
 app.command(epilog="Example: smalti eval calibrate runs/demo runs/base runs/lr-low")(calibrate)
-app.command(epilog="Example: smalti eval memorised runs/demo --windows 200")(memorised)
+app.command(epilog="Example: smalti eval memorised runs/demo --prompt-tokens 20 --new-tokens 20")(memorised)

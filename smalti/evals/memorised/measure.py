@@ -7,7 +7,7 @@ memorization in large language models", arXiv 2304.11158). Windows of held-out d
 predicted without having been seen.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -70,7 +70,7 @@ def run(
     source -> tokens of training documents that were not learned. Raises UserError for windows that are longer than the
     model's context, and for tokens of another tokenizer.
     """
-    _check(engine, {**train, **heldout}, settings)
+    _check(engine, [*train.items(), *heldout.items()], settings)
     drawn = {TRAIN: draw(train, settings.windows, settings.length, seed=settings.seed, takedowns=takedowns)}
     if heldout:
         drawn[HELDOUT] = draw(heldout, settings.windows, settings.length, seed=settings.seed)
@@ -164,14 +164,14 @@ def _shares(matches: npt.NDArray[np.bool_]) -> dict[str, Any]:
     return mean(matches.all(axis=1)).to_score() | {"matched_frac": mean(matches.mean(axis=1)).to_score()}
 
 
-def _check(engine: Engine, sources: Mapping[str, Source], settings: Settings) -> None:
+def _check(engine: Engine, sources: Sequence[tuple[str, Source]], settings: Settings) -> None:
     if settings.length > engine.limit_tokens:
         raise UserError(
             f"a window has {settings.length} tokens, and the model takes {engine.limit_tokens}",
             allowed=f"prompt and new tokens of at most {engine.limit_tokens} together",
             hint="--prompt-tokens, --new-tokens",
         )
-    for name, source in sources.items():
+    for name, source in sources:
         if source.tokenizer_digest not in (None, engine.tokenizer.digest):
             raise UserError(
                 f"the tokens of '{name}' ({source.where}) are of another tokenizer than the model's",
