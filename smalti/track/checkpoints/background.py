@@ -71,7 +71,6 @@ class BackgroundCopies:
         self._config = config
         self._check = check
         self._prune = prune
-        self._waiting: Path | None = None
         self._busy = False
         self._results: list[tuple[str, Copied | Exception]] = []
         self._change = threading.Condition()
