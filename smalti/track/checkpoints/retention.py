@@ -206,10 +206,7 @@ def set_aside_newer(path: str | Path) -> list[str]:
     moved = []
     for name in complete(folder):
         if step_of(name) > step_of(path):
-            aside = _free_name(folder, f"rejected-{name}")
-            shutil.rmtree(aside, ignore_errors=True)
-            os.replace(folder / name, aside)
-            moved.append(str(aside))
+            moved.append(str(set_aside(folder / name)))
     file = folder / BEST
     name = file.read_text(encoding="utf-8").strip() if file.is_file() else ""
     if is_name(name) and step_of(name) > step_of(path):
@@ -217,7 +214,10 @@ def set_aside_newer(path: str | Path) -> list[str]:
     return moved
 
 
-def _free_name(folder: Path, name: str) -> Path:
-    """Return a path of this name, or with a number where a protected or registered checkpoint has it."""
+def set_aside(path: Path) -> Path:
+    """Rename a checkpoint to ``rejected-step-...``, with a number where one has that name, and return its new path."""
+    name = f"rejected-{path.name}"
     names = (name, *(f"{name}.{number}" for number in range(1, 10_000)))
-    return next(folder / each for each in names if not _must_stay(folder / each))
+    aside = next(path.with_name(each) for each in names if not os.path.lexists(path.with_name(each)))
+    os.replace(path, aside)
+    return aside
