@@ -26,6 +26,7 @@ from smalti.track.checkpoints.copy_format import MARK, Damaged, File, Index, Mar
 from smalti.track.checkpoints.marks import BLESSED, VERIFIED, is_mark, is_wanted
 from smalti.track.checkpoints.names import NoneUsable, folder_name, is_name, step_of
 from smalti.track.checkpoints.parts import Part, part_digest, read_parts
+from smalti.track.checkpoints.retention import set_aside
 
 Check = Callable[[str | None], None]
 """Called with the ``config.yaml`` of a copy; raises where it is of another run."""
@@ -110,9 +111,9 @@ class Copies:
     def fetch(self, step: int, folder: str | Path, *, check: Check | None = None) -> Path:
         """Download the copy of ``step`` into ``folder/step-...``, whole or not at all, and return that path.
 
-        What is there is replaced, and its marks hold for the copy. Raises Damaged where an object is missing or has
-        other bytes, DataError where there is no complete copy, RetryableError where the store fails or the disk is
-        full.
+        What is there is replaced, and its marks hold for the copy; a checkpoint of another run or step is renamed to
+        ``rejected-step-...`` with its marks. Raises Damaged where an object is missing or has other bytes,
+        DataError where there is no complete copy, RetryableError where the store fails or the disk is full.
         """
         name = folder_name(step)
         index = self.index(name)
@@ -127,9 +128,14 @@ class Copies:
                 self._write_files(name, index, temporary)
                 digest = sha256_bytes((temporary / "manifest.json").read_bytes())
                 store.write_text(temporary / MARK, digest + "\n")
+                reason = None
+                with suppress(DataError, ValueError):  # none is there, or it is damaged
+                    reason = manifest.misplaced(final)
+                if reason is not None:
+                    log.get("checkpoint").warning("%s is renamed to %s: %s", final, set_aside(final), reason)
                 for mark in sorted({path.name for path in final.glob("*") if is_mark(path.name)} - {VERIFIED}):
                     shutil.copyfile(final / mark, temporary / mark)
-                shutil.rmtree(final, ignore_errors=True)  # not complete or damaged, or it would have been used
+                shutil.rmtree(final, ignore_errors=True)  # not complete, or damaged
                 os.replace(temporary, final)
         except BaseException:
             shutil.rmtree(temporary, ignore_errors=True)
