@@ -85,9 +85,18 @@ def _require_same_run(checkpoint: Path, target: Path) -> None:
     """Raise DataError where the folder has a checkpoint of another run."""
     state = manifest.read_state(checkpoint)
     for name in complete(target)[:1]:
-        there = manifest.read_state(target / name)
-        if manifest.CONFIG in state and manifest.of_another_run(there, state[manifest.CONFIG], str(checkpoint)):
-            raise DataError(f"{target} has checkpoints of another run", hint="name another folder")
+        _require_one_run(state.get(manifest.CONFIG), manifest.read_state(target / name).get(manifest.CONFIG), target)
+
+
+def _require_one_run(config: str | None, there: str | None, target: str | Path) -> None:
+    """Raise DataError where two configs are of different runs; before and after a fork it is one run."""
+    if config is None or there is None:
+        return
+    if all(
+        manifest.of_another_run({manifest.CONFIG: saved}, other, str(target))
+        for saved, other in ((config, there), (there, config))
+    ):
+        raise DataError(f"{target} has checkpoints of another run", hint="name another folder or store")
 
 
 def _copy(root: Path, target: Path, entry: manifest.Entry) -> None:
