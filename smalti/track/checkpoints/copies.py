@@ -9,12 +9,13 @@ is complete on disk only when each part matched its digest; a store that fails r
 without checkpoints. One process of a job uses this, so metadata is read once. The memory is ``THREADS + 1`` parts.
 """
 
+import json
 import os
 import shutil
 import socket
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from smalti.base import clock, cloud, disk, log, store
@@ -171,13 +172,17 @@ class Copies:
         return ordered(lambda job: self.part(name, *job), jobs, THREADS)
 
     def fault(self, name: str, read: Callable[[int], None] = lambda _: None) -> str | None:
-        """Return why a complete copy is damaged, or None. read: called with the bytes of each part."""
+        """Return why a complete copy is damaged or of another step or run, or None. read: called with the bytes of each
+        part."""
         try:
-            for data in self.parts(name, self.index(name)):
+            index = self.index(name)
+            for data in self.parts(name, index):
                 read(len(data))
+            states = tuple(file for file in index.files if file.name == "train_state.json")
+            state = json.loads(b"".join(self.parts(name, replace(index, files=states))) or "{}")
+            return manifest.of_another_place(state, name, index.config, store.join(self.url, name))
         except Damaged as error:
             return error.message
-        return None
 
     def marks(self, name: str) -> set[str]:
         """Return the marks of a copy (``marks.py``), of one listing."""
