@@ -201,7 +201,14 @@ def test_leftovers_are_removed(tmp_path: Path) -> None:
         write_checkpoint(tmp_path, step)
     (tmp_path / "step-00000020/COMPLETE").unlink()
     (tmp_path / "step-00000040").symlink_to(tmp_path / "elsewhere")
-    for name in (".step-00000050.tmp", ".step-00000060.tmp", "step-00000060", ".in_loop", ".step-00000010.copy"):
+    for name in (
+        ".step-00000050.tmp",
+        ".step-00000070.fetching",
+        ".step-00000060.tmp",
+        "step-00000060",
+        ".in_loop",
+        ".step-00000010.copy",
+    ):
         (tmp_path / name / "shards").mkdir(parents=True)
     make_room(tmp_path, 0)
     left = {path.name for path in tmp_path.iterdir()}
