@@ -35,7 +35,7 @@ class Finding:
     """Host names; of two nodes that differ from each other, both."""
     message: str
     speed_frac: float | None = None
-    """Of what is slow, its speed as a share of the usual one; 0 for links that do not work."""
+    """Speed of slow links as a share of the usual one; 0 for links that do not work."""
 
 
 def judge(reports: Sequence[Json | None], good: Json | None = None) -> list[Finding]:
@@ -103,7 +103,7 @@ def _slow(reports: Sequence[Json], good: Json | None) -> list[Finding]:
             frac = SLOW_DISK_FRAC if kind == "slow_disk" else SLOW_FRAC
             if limit is not None and speed < frac * limit:
                 share = f"{speed / limit:.0%} of {'the saved' if good else 'the median'} speed"
-                findings.append(Finding(kind, (report["node"],), f"{what}: {share}", speed / limit))
+                findings.append(Finding(kind, (report["node"],), f"{what}: {share}"))
     return findings
 
 
