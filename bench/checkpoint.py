@@ -94,12 +94,11 @@ class Training:
 class Smalti:
     """Saves with ``Saver``."""
 
-    def __init__(self) -> None:
-        self._savers: dict[str, Saver] = {}
+    def __init__(self, folder: Path) -> None:
+        self.saver = Saver(folder)
 
     def save(self, training: Training, path: Path) -> None:
         """Begin to save."""
-        self.saver = self._savers.setdefault(str(path.parent), Saver(path.parent))
         self.saver.start(1, training.tensors, {"step": 1}, keep=1)
 
     def wait(self) -> None:
@@ -210,8 +209,9 @@ def rank_main(rank: int, folder: str, memory: str, n_bytes: int, turns: int) -> 
     on_core(0)
     dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=RANKS)
     training, place = Training(n_bytes), Path(folder)
-    savers: dict[str, Any] = {"smalti": Smalti(), "dcp.save": Synchronous(), "dcp.async_save": Asynchronous()}
     paths = {"smalti": place / "smalti" / "step-00000001", **{mode: place / mode for mode in MODES[1:]}}
+    smalti = Smalti(paths["smalti"].parent)
+    savers: dict[str, Any] = {"smalti": smalti, "dcp.save": Synchronous(), "dcp.async_save": Asynchronous()}
     rows: dict[str, list[dict[str, Any]]] = {mode: [] for mode in MODES}
     for number in range(turns + 1):  # the first one plans and gets its memory
         for mode in MODES if number % 2 else reversed(MODES):

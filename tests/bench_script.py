@@ -12,7 +12,7 @@ def bench(script: str, *arguments: str) -> str:
     """What ``python bench/SCRIPT ARGUMENTS`` prints; it must succeed."""
     done = subprocess.run(
         [sys.executable, str(ROOT / "bench" / script), *arguments],
-        env={**os.environ, "PYTHONPATH": str(ROOT / "tools")},
+        env={**os.environ, "PYTHONPATH": os.pathsep.join((str(ROOT / "tools"), str(ROOT)))},
         capture_output=True,
         text=True,
         timeout=240,

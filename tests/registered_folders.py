@@ -14,12 +14,14 @@ train: {duration: 100step, global_batch_tokens: 64}
 """
 
 
-def write_export(folder: Path, *, step: int = 20, weights: bytes = b"w" * 9000, run: Path | None = None) -> Path:
-    """An exported model; ``run``: of this run folder."""
+def write_export(
+    folder: Path, *, step: int = 20, weights: bytes = b"w" * 9000, run: Path | None = None, **more: Any
+) -> Path:
+    """An exported model; ``run``: of this run folder. ``more``: further fields of its record."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text("{}")
     (folder / "model.safetensors").write_bytes(weights)
-    record: dict[str, Any] = {"run": "demo", "step": step, "run_folder": str(run)} if run else {}
+    record: dict[str, Any] = {"run": "demo", "step": step, "run_folder": str(run), **more} if run else {}
     if record:
         (folder / "export.json").write_text(json.dumps(record))
     return folder

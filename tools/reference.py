@@ -41,7 +41,14 @@ _ROOTS: dict[str, type[BaseModel]] = {
     "smalti tune show": ExamplesConfig,
 }
 
-_KINDS = {"Duration": "duration", "Length": "length", "Cadence": "cadence", "Real": "number", "Whole": "whole number"}
+_KINDS = {
+    "Duration": "duration",
+    "Interval": "duration",
+    "Length": "length",
+    "Cadence": "cadence",
+    "Real": "number",
+    "Whole": "whole number",
+}
 _WORDS = {str: "text", int: "whole number", float: "number", bool: "true or false", type(None): "null"}
 
 

@@ -100,7 +100,10 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
     (  # 7: the hosts that a run may be started on by ssh, as JSON
         "ALTER TABLE fleet_runs ADD COLUMN hosts TEXT",
     ),
-    (  # 8: the run of several hosts that a run is a member of
+    (  # 8: the weights of a version that are not those of its step alone
+        "ALTER TABLE model_versions ADD COLUMN weights TEXT",
+    ),
+    (  # 9: the run of several hosts that a run is a member of
         "ALTER TABLE fleet_runs ADD COLUMN member_of INTEGER REFERENCES fleet_runs (number)",
         "CREATE INDEX fleet_runs_by_lead ON fleet_runs (member_of)",
     ),

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from smalti.base.errors import DataError, RetryableError
+from smalti.base.errors import DataError, RetryableError, SmaltiError
 from smalti.base.units import format_bytes
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -26,28 +26,38 @@ def writing(place: str | Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        number = error.errno or _number_in(str(error))
-        why = os.strerror(number) if number else str(error)
-        if number in _FULL or number == errno.EIO:
-            what = "the disk fails" if number == errno.EIO else "the disk is full"
-            raise RetryableError(
-                f"{what}: {place} could not be written ({reason(error, place)})",
-                hint="free space or fix the disk there, then run the same command again",
-            ) from error
-        if number in _NO_PLACE:
-            raise DataError(
-                f"{place} cannot be written: {error.filename or place}: {why}",
-                allowed="a folder that exists or can be created, and that this user may write to",
-                hint="name another folder",
-            ) from error
-        raise
+        translated = as_smalti_error(error, place, "written")
+        if translated is None:
+            raise
+        raise translated from error
 
 
-def reason(error: OSError, place: str | Path) -> str:
+def as_smalti_error(error: OSError, place: str | Path | None, verb: str) -> SmaltiError | None:
+    """Return the error of a full or failing disk, or of a ``place`` that cannot be ``verb``; None for others."""
+    number = error.errno or _number_in(str(error))
+    if number in _FULL or number == errno.EIO:
+        what = "the disk fails" if number == errno.EIO else "the disk is full"
+        return RetryableError(
+            f"{what}: {place or 'a file'} could not be {verb} ({reason(error, place)})",
+            hint="free space or repair the disk there, then run the same command again",
+        )
+    if place is None or number not in _NO_PLACE:
+        return None
+    is_read_only = number == errno.EROFS
+    at = f"{error.filename}: " if error.filename and error.filename != str(place) and not is_read_only else ""
+    return DataError(
+        f"{place} cannot be {'written' if is_read_only else verb}: {at}{os.strerror(number)}",
+        allowed="paths that this user can read, and folders that exist or can be created and take files",
+        hint="name another folder (folder=, output=, work= or --output FOLDER, whichever the command takes), or make "
+        "this one writable",
+    )
+
+
+def reason(error: OSError, place: str | Path | None) -> str:
     """Return the system's message; for a full disk also its mount point and free bytes."""
     number = error.errno or _number_in(str(error))
     why = os.strerror(number) if number else str(error)
-    return f"{why}: {room(place)}" if number in (errno.ENOSPC, errno.EDQUOT) else why
+    return f"{why}: {room(place)}" if place is not None and number in (errno.ENOSPC, errno.EDQUOT) else why
 
 
 def room(place: str | Path) -> str:

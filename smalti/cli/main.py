@@ -10,7 +10,7 @@ from contextlib import suppress
 from importlib import import_module
 from typing import Any, NoReturn
 
-from smalti.base.errors import DataError, ExitCode, RetryableError, SmaltiError, UserError, nearest
+from smalti.base.errors import ExitCode, SmaltiError, UserError, nearest
 
 VERBS = {
     "demo": "run the whole pipeline on an embedded corpus, from documents to a model",
@@ -182,29 +182,13 @@ def _from_system(error: OSError) -> SmaltiError | None:
 
     An OSError without a path (a signal to another user's process, a port) is not about a file: it is None too.
     """
-    import errno
-
-    from smalti.base.disk import reason
+    from smalti.base.disk import as_smalti_error
 
     path = error.filename
-    why = os.strerror(error.errno) if error.errno else ""
     place = os.fsdecode(path) if isinstance(path, (str, bytes)) else None
-    if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EFBIG):
-        what = "the disk fails" if error.errno == errno.EIO else "the disk is full"
-        translated: SmaltiError = RetryableError(
-            f"{what}: {place or 'a file'} could not be written or read ({reason(error, place) if place else why})",
-            hint="free space or repair the disk there, then run the same command again",
-        )
-    elif place is not None and error.errno in (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR,
-                                               errno.EEXIST, errno.ENAMETOOLONG):  # fmt: skip
-        translated = DataError(
-            f"'{place}' cannot be written or read: {why}",
-            allowed="paths that this user can read, and folders that this user can write to",
-            hint="name another folder (folder=, output=, work= or --output FOLDER, whichever the command takes)",
-        )
-    else:
-        return None
-    translated.__cause__ = error
+    translated = as_smalti_error(error, place, "written or read")
+    if translated is not None:
+        translated.__cause__ = error
     return translated
 
 

@@ -263,7 +263,7 @@ def _right_value(schema: Schema, node: Mapping[str, Any], value: Any) -> str | N
     parts = re.fullmatch(r"([\d.]+)\s*([A-Za-z]+)", str(value))
     if close is None and parts and re.search(node.get("pattern", "^$"), as_written := _with_unit(*parts.groups())):
         close = as_written
-    return f"did you mean '{close}'?" if close else None
+    return f"did you mean '{close}'?" if close and close != str(value) else None
 
 
 def _with_unit(number: str, unit: str) -> str:

@@ -118,6 +118,9 @@ Duration = Annotated[
 ]
 """Length of a part of training: ``100step``, ``2e9tok``, ``0.8run``; 0: no such part."""
 
+Interval = Annotated[str, _duration(("step", "tok", "run")), _duration_schema("100step", "2e9tok", "0.8run")]
+"""A distance in training, above 0: ``100step``, ``2e9tok``, ``0.1run``."""
+
 Length = Annotated[str, _duration(("step", "tok")), _duration_schema("600step", "2e9tok")]
 """The length of a whole run: ``600step``, ``2e9tok``."""
 

@@ -17,6 +17,7 @@ from smalti.config.schema import (
     Config,
     Count,
     Duration,
+    Interval,
     NotAllowed,
     Real,
     Whole,
@@ -102,7 +103,7 @@ class KeepConfig(Config):
 
     last: Whole = placement(2, ge=1)
     """Number of checkpoints to keep, the newest ones."""
-    every: Duration | None = placement(None)
+    every: Interval | None = placement(None)
     """Keep also the first checkpoint of every so many steps or tokens, or of every such fraction of the run, for good.
     Absent: none."""
     blessed: Whole = placement(1, ge=0)
@@ -156,10 +157,11 @@ class CheckpointConfig(Config):
             )
         if self.peer_node is not None and self.peer_copies is None:
             raise ValueError("peer_node has no effect without peer_copies")
-        if self.peer_node is not None and not re.fullmatch(r".+:\d{1,5}", self.peer_node):
+        address = re.fullmatch(r".+:(\d{1,5})", self.peer_node or "")
+        if self.peer_node is not None and (address is None or not 0 < int(address[1]) < 1 << 16):
             raise NotAllowed(
                 f"peer_node={self.peer_node} is not the address of a node",
-                allowed="HOST:PORT",
+                allowed="HOST:PORT, and a port of 1 to 65535",
                 hint="peer_node=node-2:7390, where 'smalti fleet hold' runs",
             )
         if self.save_to is None and self.save_requests_per_s != 100.0:

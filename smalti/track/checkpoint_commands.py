@@ -6,7 +6,7 @@ from pathlib import Path
 
 from smalti.base import clock
 from smalti.base.disk import writing
-from smalti.base.errors import DataError, UserError
+from smalti.base.errors import SmaltiError, UserError
 from smalti.track.checkpoints import manifest
 from smalti.track.checkpoints.copying import copy_to
 from smalti.track.checkpoints.marks import BLESSED, VERIFIED, is_marked, mark, unmark
@@ -166,8 +166,8 @@ def _hint(role: Sequence[str]) -> str:
 
 
 def _write_event(folder: RunFolder, kind: str, **fields: object) -> None:
-    """Write an event of the newest attempt; none into a folder that takes no files."""
-    with suppress(OSError, DataError):
+    """Write an event of the newest attempt; none into a folder that takes no files, or on a full disk."""
+    with suppress(OSError, SmaltiError):
         events = EventLog(folder.path, max(folder.attempts(), default=0))
         events.write(kind, **fields)
         events.close()

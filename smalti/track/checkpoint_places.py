@@ -4,6 +4,7 @@ open_place("runs/demo")   open_place("s3://bucket/runs/demo")   ->  facts, named
 """
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
@@ -15,6 +16,7 @@ from smalti.track import checkpoint_commands as commands
 from smalti.track.checkpoint_commands import Progress
 from smalti.track.checkpoints.copies import Copies
 from smalti.track.checkpoints.copy_retention import read_best, roles
+from smalti.track.checkpoints.copying import require_folder_of, require_one_run
 from smalti.track.checkpoints.facts import CheckpointFacts, checkpoints
 from smalti.track.checkpoints.marks import BLESSED, PROTECTED, mark, unmark
 from smalti.track.checkpoints.names import step_of
@@ -112,7 +114,7 @@ class OfStore:
         """Return steps, sizes and marks: one small read and one listing for each copy."""
 
         def of(name: str, role: Sequence[str]) -> CheckpointFacts:
-            kept_as = {each: each in role for each in ("newest", "best", "registered", "protected")}
+            kept_as = {each: each in role for each in ("newest", "last", "best", "every", "registered", "protected")}
             return CheckpointFacts(
                 step=step_of(name), tokens=None, bytes=self.n_bytes(name), block_s=None, saved=None, verified=None,
                 blessed="yes" if "blessed" in role else None, parent=None, attempt=None, here=False,
@@ -133,7 +135,7 @@ class OfStore:
         return commands.steps_named(self.url, names, words, steps, f"smalti runs checkpoints {self.url}")
 
     def verify(self, name: str, progress: Progress) -> str | None:
-        """Read all parts."""
+        """Read all parts, and compare the step and the config that the checkpoint has with those of the copy."""
         return self._copies.fault(name, self._reading(name, progress))
 
     def protect(self, name: str, *, off: bool) -> None:
@@ -158,12 +160,19 @@ class OfStore:
             self._copies.remove(name)
 
     def copy(self, name: str, target: str, progress: Progress) -> str:
-        """Copy to a folder, which gets the checkpoint as a run has it, or to another store."""
+        """Copy to a folder, which gets the checkpoint as a run has it, or to another store.
+
+        Raises DataError where the target has checkpoints of another run.
+        """
         if not store.is_local(target):
-            return Copies(target, Requests()).receive(self._copies, name, self._reading(name, progress)).url
+            others, config = Copies(target, Requests()), self._copies.index(name).config
+            for newest in others.complete()[:1]:
+                require_one_run(config, target, others.index(newest).config)
+            return others.receive(self._copies, name, self._reading(name, progress)).url
         if (Path(target) / name).exists():
             raise UserError(f"{Path(target) / name} exists", hint="name another folder, or delete that one first")
-        return str(self._copies.fetch(step_of(name), target))
+        check = partial(require_folder_of, target=Path(target))
+        return str(self._copies.fetch(step_of(name), target, check=check))
 
     def _reading(self, name: str, progress: Progress) -> Callable[[int], None]:
         total, done = self.n_bytes(name), 0

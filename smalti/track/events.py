@@ -26,7 +26,7 @@ EVENTS: dict[str, str] = {
     "checkpoint_rejected": "a checkpoint failed verification and was skipped",
     "checkpoint_copied": "a checkpoint was copied, to train.checkpoint.save_to or by command; with bytes and seconds",
     "checkpoint_copy_failed": "a checkpoint was not copied to train.checkpoint.save_to; it remains in the run folder",
-    "checkpoint_restored": "the newest copy in train.checkpoint.save_to was put in a run folder that had no checkpoint",
+    "checkpoint_restored": "a copy in train.checkpoint.save_to, newer than the run folder's checkpoints, was put there",
     "peer_copy_failed": "the state was not copied to shared memory (train.checkpoint.peer_copies); training continues",
     "data_slow": "a step waited for its data; at most one event a minute",
     "profile_saved": "a window of steps was profiled; its files are in the run folder",

@@ -70,16 +70,22 @@ class LineFile:
 
 
 def read_lines(path: str | Path) -> Iterator[dict[str, Any]]:
-    """Yield the objects of a JSON-lines file; torn lines are skipped, a missing file is empty."""
+    """Yield the objects of a JSON-lines file; torn lines are skipped, a missing file is empty.
+
+    Raises RetryableError where it cannot be read now.
+    """
     try:
-        file = open(path, encoding="utf-8", errors="replace")  # noqa: SIM115
+        with open(path, encoding="utf-8", errors="replace") as file:
+            for text in file:
+                value = parse_line(text)
+                if value is not None:
+                    yield value
     except FileNotFoundError:
         return
-    with file:
-        for text in file:
-            value = parse_line(text)
-            if value is not None:
-                yield value
+    except OSError as error:
+        raise RetryableError(
+            f"{path} cannot be read: {error}", hint="restore the access to it, and try again"
+        ) from error
 
 
 def rewrite(path: str | Path, keep: Any) -> int:

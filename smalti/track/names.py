@@ -5,11 +5,11 @@ source, an area of the model, a number. A name that is not in the table raises S
 """
 
 import re
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from functools import cache
 
-from smalti.base.errors import SmaltiError, nearest
+from smalti.base.errors import SmaltiError, UserError, nearest
 
 _CHARSET = re.compile(r"[A-Za-z0-9_./-]+")
 _PART = {"<i>": r"[0-9]+"}
@@ -293,6 +293,30 @@ def check(names: Iterable[str]) -> None:
     """Raise SmaltiError for the first name that is not in the table."""
     for name in names:
         metric(name)
+
+
+def require_evaluated(name: str | None, heldout: Collection[str], *, has_ema: bool) -> None:
+    """Raise UserError for a ``train.checkpoint.best`` that no evaluation measures on the sets of ``heldout``; not for
+    None, nor for a set where nothing is held out, which is a warning (``train/best.py``).
+
+    Not known before the first evaluation: whether its task, or the measure of its loss, is among the results.
+    """
+    if name is None:
+        return
+    row = _find(name.replace(EVAL_EMA, EVAL, 1))
+    source = name.removeprefix(EVAL).removeprefix(EVAL_EMA).partition("/")[0]
+    if row is not None and (
+        row.name.startswith("icl/")
+        or (row.name.startswith(EVAL) and (source in heldout or not heldout) and (has_ema or name.startswith(EVAL)))
+    ):
+        return
+    allowed = [f"{prefix}{each}/LanguageCrossEntropy" for prefix in (EVAL, *[EVAL_EMA] * has_ema) for each in heldout]
+    close = nearest(name, allowed)
+    raise UserError(
+        f"train.checkpoint.best={name} is not measured in this run",
+        allowed=f"{', '.join(allowed) or f'{EVAL}NAME/LanguageCrossEntropy'}, or another measure of these sets",
+        hint=f"train.checkpoint.best={close or allowed[0]}" if allowed else "data.heldout.NAME=FOLDER adds a set",
+    )
 
 
 @cache

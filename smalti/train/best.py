@@ -85,6 +85,6 @@ class KeepBest(Hook):
         values = [
             row[self._metric]
             for row in read_metrics(job.folder.path)
-            if row.get("step") == step and row.get(self._metric)
+            if row.get("step") == step and row.get(self._metric) is not None
         ]
         return float(values[-1]) if values else math.inf

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import torch.distributed as dist
 
 from smalti.base import clock, log, store
-from smalti.base.errors import SmaltiError, UserError
+from smalti.base.errors import DataError, RetryableError, SmaltiError, UserError
 from smalti.base.objects import Requests
 from smalti.base.objects.requests import GIVE_UP_S
 from smalti.config.fork import is_of_history
@@ -34,7 +34,7 @@ from smalti.train.step import StepResult
 _WAIT_S = 5.0
 """The other ranks are in a collective for at most so long while rank 0 restores."""
 _LOOK_S = 30.0
-"""A store that fails for so long is not searched where the run folder has a checkpoint."""
+"""A store that cannot be listed for so long is not searched where the run folder has a checkpoint."""
 
 T = TypeVar("T")
 
@@ -166,8 +166,8 @@ class StoredCheckpoints:
 
         step: of the newest checkpoint that can be used without a store; None where there is none. A collective. Raises
         what the store does, NoneUsable where there are copies and no checkpoint at all can be used, and UserError for
-        those of another run. A store that cannot be listed is passed over with a warning where there is a ``step``; and
-        for a run that was forked it is not searched then, as newer copies may be of what the fork has left.
+        those of another run. A store that fails is passed over with a warning where there is a ``step``; and for a run
+        that was forked it is not searched then, as newer copies may be of what the fork has left.
         """
         is_forked = isinstance(self._config, RunConfig) and bool(self._config.data.history)
         name = None if is_forked and step is not None else self._on_rank0(lambda: self._fetch(step))
@@ -182,17 +182,13 @@ class StoredCheckpoints:
 
     def _fetch(self, step: int | None) -> str | None:
         began_s, url = clock.now_s(), _url(self._config)
-        copies = self._copies(step)
-        if self._left is None:
-            try:
-                self._left = copies.names()
-            except SmaltiError as error:
-                if step is None:
-                    raise
-                log.get("train").warning("%s is not searched for a newer checkpoint: %s", url, error.message)
-                return None
         try:
-            path = copies.newest(
+            if self._left is None:
+                self._opened = _copies(self._config, GIVE_UP_S if step is None else _LOOK_S)
+                self._left = [name for name in self._opened.names() if name not in self._damaged]
+                self._opened = _copies(self._config)  # reads have more time
+            assert self._opened is not None, "it was listed"
+            path = self._opened.newest(
                 self._folder.checkpoints,
                 names=self._take_newer(-1 if step is None else step),
                 check=same_run(self._config, self._folder),
@@ -202,6 +198,12 @@ class StoredCheckpoints:
             if step is None:
                 raise
             return None
+        except (DataError, RetryableError) as error:
+            self._left = None  # what failed may be tried again
+            if step is None:
+                raise
+            log.get("train").warning("%s is not searched for a newer checkpoint: %s", url, error.message)
+            return None
         if path is None:
             return None
         seconds = round(clock.now_s() - began_s, 3)
@@ -209,11 +211,6 @@ class StoredCheckpoints:
         bytes_ = int(names.size_bytes(path))
         self._events.write("checkpoint_restored", step=names.step_of(path), url=url, bytes=bytes_, seconds=seconds)
         return path.name
-
-    def _copies(self, step: int | None) -> Copies:
-        if self._opened is None:
-            self._opened = _copies(self._config, GIVE_UP_S if step is None else _LOOK_S)
-        return self._opened
 
     def _take_newer(self, step: int) -> Iterator[str]:
         while self._left and names.step_of(self._left[0]) > step:
@@ -256,9 +253,7 @@ def _result(work: "Future[T] | None") -> tuple[T] | None:
     try:
         return (work.result(timeout=_WAIT_S),)
     except TimeoutError:
-        if work.done():
-            raise
-        return None
+        return (work.result(),) if work.done() else None
 
 
 def _url(config: JobConfig) -> str:

@@ -5,7 +5,7 @@ Model, loss and batches that the caller does not pass are built from the section
 
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from smalti.base import env
 from smalti.base.env import World
-from smalti.base.errors import SmaltiError, UserError
+from smalti.base.errors import UserError
 from smalti.config.durations import to_seconds
 from smalti.config.run import JobConfig, RunConfig
 from smalti.cost.axes import Layout
@@ -28,6 +28,7 @@ from smalti.distributed.group.mesh import Mesh
 from smalti.distributed.parallel import sequence
 from smalti.distributed.parallel.pipeline import StagedDecoder
 from smalti.track import collectives
+from smalti.track.attempts import record_failure
 from smalti.track.events import EventLog, NoEventLog
 from smalti.track.progress import NoProgress, ProgressWriter, open_slot
 from smalti.track.run import RunFolder
@@ -139,19 +140,8 @@ def recorded(attempt: Attempt) -> Iterator[None]:
         except Exception as named:
             writes = named.writes if isinstance(named, lost.LostPeer) else env.world().is_first
             if attempt.folder is not None and foreign and writes:
-                _record_failure(attempt.folder, named)
+                record_failure(attempt.folder, named)
             raise
-
-
-def _record_failure(folder: RunFolder, error: Exception) -> None:
-    """Set the status of the attempt to failed, unless its end is already recorded.
-
-    Errors of the disk, or of a status that cannot be read, are ignored: they would hide ``error`` from the user.
-    """
-    with suppress(SmaltiError, OSError):
-        status = folder.status()
-        if status.get("attempt") == folder.attempt and status.get("state") in ("starting", "running"):
-            folder.set_status("failed", reason=str(error).partition("\n")[0])
 
 
 def build(

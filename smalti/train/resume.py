@@ -10,6 +10,7 @@
 """
 
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -157,7 +158,8 @@ class Checkpoints:
         self._warn("%s is skipped: %s", path, reason)
         self._events.write("checkpoint_rejected", path=path, reason=reason)
         if Path(path).parent == self._memory and env.world().local_rank == 0:  # on each node
-            retention.delete(Path(path))
+            with suppress(FileNotFoundError):  # a node may lack it
+                retention.delete(Path(path))
 
     def _set_aside_newer(self, path: str) -> None:
         on_disk = self._folder.checkpoints / Path(path).name

@@ -26,6 +26,12 @@ def test_by_number(number: int, kind: type[Exception], words: str) -> None:
         raise OSError(number, os.strerror(number))
 
 
+def test_a_read_only_disk_is_said_of_the_place_and_not_of_a_temporary_file() -> None:
+    with pytest.raises(DataError, match=r"^/x/y cannot be written: Read-only file system\n") as caught, writing("/x/y"):
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS), "/x/.y.7.tmp")
+    assert "make this one writable" in str(caught.value.hint)
+
+
 def test_several_at_once(tmp_path: Path) -> None:
     """``shutil.copytree`` collects what failed, without a number of its own."""
     with pytest.raises(RetryableError, match="the disk is full"), writing(tmp_path):

@@ -102,8 +102,8 @@ def test_our_errors_are_three_lines_and_their_code(capsys, error, code):
 @pytest.mark.parametrize(
     ("number", "code", "words"),
     [
-        (errno.EACCES, 2, ["'a/b' cannot be written or read: Permission denied", "allowed: ", "hint: name another"]),
-        (errno.EROFS, 2, ["Read-only file system"]),
+        (errno.EACCES, 2, ["a/b cannot be written or read: Permission denied", "allowed: ", "hint: name another"]),
+        (errno.EROFS, 2, ["a/b cannot be written: Read-only file system", "or make this one writable"]),
         (errno.ENOTDIR, 2, ["Not a directory"]),
         (errno.EEXIST, 2, ["File exists"]),
         (errno.ENAMETOOLONG, 2, ["File name too long"]),

@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from cli_in_process import json_of
@@ -52,6 +53,23 @@ def test_add_tag_ls_show_rm(demo: Path, capsys: pytest.CaptureFixture[str]) -> N
     assert smalti(["models", "rm", "demo/1"]) == 0
     assert "its files stay" in capsys.readouterr().out
     assert (demo / "export").is_dir()
+
+
+@pytest.mark.parametrize(("record", "weights"), [
+    ({"ema": True}, "moving average"), ({"averaged_steps": [10, 20]}, "mean of steps 10, 20"),
+])  # fmt: skip
+def test_weights_that_are_not_those_of_a_step_alone_are_named(
+    demo: Path, record: dict[str, Any], weights: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_export(demo / "mean", weights=b"m" * 9000, run=demo, **record)
+    assert smalti(["models", "add", str(demo / "mean")]) == 0
+    capsys.readouterr()
+    assert smalti(["models", "ls"]) == 0
+    assert f"model, {weights}  demo" in capsys.readouterr().out.splitlines()[1]
+    assert smalti(["models", "show", "demo/3"]) == 0
+    assert f"weights     {weights}" in capsys.readouterr().out
+    assert smalti(["models", "show", "demo/1"]) == 0
+    assert "\nweights" not in capsys.readouterr().out
 
 
 def test_files_are_deleted_with_yes_only(demo: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -74,6 +74,7 @@ def test_identity_holds_no_placement_and_no_empty_section():
         ("{lst: 3}", "unknown key train.checkpoint.keep.lst = 3"),
         ("{last: 0}", r"train\.checkpoint\.keep\.last = 0 is not allowed"),
         ("{every: 10min}", "keep.every = 10min: '10min' has the unit 'min'"),
+        ("{every: 0step}", "keep.every = 0step: '0step' is no length; it must be above 0"),
         ("0", r"allowed: a whole number at least 1, or a section with the keys last, every, blessed, blessed_after"),
     ],
 )

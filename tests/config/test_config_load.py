@@ -245,6 +245,10 @@ def test_a_typed_preset_takes_the_place_of_a_model_that_is_spelled_out(tmp_path,
     assert load(ModelConfig, str(tmp_path / "m.yaml"), overrides).config == alone
 
 
+def test_a_hint_is_not_the_value_that_was_refused(recipe):
+    assert "hint" not in refused(recipe, "train.restart.hang_floor=0s")
+
+
 def test_a_typed_preset_takes_the_place_of_a_name_and_the_fields_beside_it_stay(recipe):
     loaded = load(RunConfig, recipe, ["model.preset=mpt-350m"])
     assert (loaded.config.model.hidden_size, loaded.config.model.vocab_size) == (1024, 4096)

@@ -1,10 +1,13 @@
 """Runs on several nodes (network namespaces) with Smalti's agents: lost nodes, cut lines, a lead that is killed."""
 
+import json
 import os
 import shutil
 import signal
+import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -36,11 +39,12 @@ def three() -> Iterator[Nodes]:
 
 
 class Run:
-    """A run whose lead is on the node n1, and the nodes that join it."""
+    """A run with a rank on each node, whose lead is on n1, and the nodes that join it."""
 
-    def __init__(self, made: Nodes, root: Path, steps: int = STEPS, **train: Any) -> None:
-        self.made, self.steps = made, steps
-        self.config = _config(root / "nodes", steps, nodes={"count": 2, "listen": _listen(made, "n1")}, **train)
+    def __init__(self, made: Nodes, root: Path, steps: int = STEPS, ranks: int = 2, **train: Any) -> None:
+        self.made, self.steps, self.ranks = made, steps, ranks
+        nodes = {"count": ranks, "listen": _listen(made, "n1")}
+        self.config = _config(root / "nodes", steps, ranks, nodes=nodes, **train)
         self.recipe = root / "nodes/recipe.yaml"
         self.recipe.write_text(dump(self.config))
         self.folder = RunFolder(self.config.run_folder)
@@ -68,8 +72,8 @@ class Run:
         return [event["nodes"][1] for event in self.events("attempt_started")]
 
 
-def _config(root: Path, steps: int, **train: Any) -> RunConfig:
-    section = {"checkpoint": {"every": "5step"}, "parallel": {"ranks": 2, "threads": 1}, **train}
+def _config(root: Path, steps: int, ranks: int, **train: Any) -> RunConfig:
+    section = {"checkpoint": {"every": "5step"}, "parallel": {"ranks": ranks, "threads": 1}, **train}
     return toy_run.config(root, duration=f"{steps}step", **section)
 
 
@@ -94,8 +98,8 @@ def _folders() -> set[Path]:
 
 
 def require_equal_to_an_undisturbed_run(run: Run, root: Path) -> None:
-    """Raise unless the weights and moments equal, to the bit, those of a run of two ranks on one machine."""
-    undisturbed = _config(root / "one", run.steps)
+    """Raise unless the weights and moments equal, to the bit, those of a run of as many ranks on one machine."""
+    undisturbed = _config(root / "one", run.steps, run.ranks)
     (root / "one/recipe.yaml").write_text(dump(undisturbed))
     code, output = start("train", str(root / "one/recipe.yaml")).finish(600)
     assert code == 0, output
@@ -117,6 +121,67 @@ def test_a_spare_takes_over_from_a_killed_node_to_the_bit(three: Nodes, tmp_path
     assert (lost["node"], lost["ranks"]) == ("n2", [1])
     (resumed,) = run.events("resumed")
     assert resumed["step"] >= 5
+    require_equal_to_an_undisturbed_run(run, tmp_path)
+
+
+def test_a_node_whose_check_fails_makes_room_for_a_spare(three: Nodes, tmp_path: Path) -> None:
+    """The check runs on both nodes of the attempt; each has the variables of one rank."""
+    health = {"command": "echo rank $RANK of $WORLD_SIZE at $MASTER_ADDR; exit $((3 * RANK))"}
+    run = Run(three, tmp_path, health=health)
+    lead = run.lead("n1", "chaos.faults=[{kind: sigkill, rank: 0, step: 8}]")
+    second = run.join("n2")
+    _wait(lambda: "n2 has joined" in second.output())
+    run.join("n3")
+    code, output = lead.finish(600)
+    assert code == 0, output
+    assert run.placed() == ["n2", "n3"]
+    checks = run.events("node_checked")
+    assert [(check["node"], check["result"]) for check in checks[1:]] == [("n2", "unhealthy")]
+    assert [check["lines"] for check in checks] == [[f"rank {rank} of 2 at {three.address('n1')}"] for rank in (0, 1)]
+    _wait(lambda: "its check failed" in second.output())
+    require_equal_to_an_undisturbed_run(run, tmp_path)
+
+
+@pytest.mark.exhaustive
+def test_a_rank_of_another_node_that_hangs_is_named_by_the_stacks_and_counts_of_both(
+    three: Nodes, tmp_path: Path
+) -> None:
+    run = Run(three, tmp_path, 120, restart={"hang_floor": "5s"})
+    lead = run.lead("n1", "chaos.faults=[{kind: held_gil, rank: 1, step: 60}]")
+    run.join("n2")
+    code, output = lead.finish(600)
+    assert code == 0, output
+    (hung,) = run.events("rank_hung")
+    assert (hung["rank"], hung["node"]) == (1, "n2")
+    evidence = json.loads((run.folder.log_folder(0) / hung["evidence"]).read_text())
+    assert all("File " in rank["stack"] for rank in evidence["ranks"])
+    require_equal_to_an_undisturbed_run(run, tmp_path)
+
+
+@pytest.mark.exhaustive
+def test_a_link_that_becomes_slow_is_found_and_a_spare_takes_its_node_s_place_to_the_bit(tmp_path: Path) -> None:
+    """A real ``smalti fleet check`` between four nodes, after MFU has fallen; the fifth is a spare."""
+    reason = why_not() or (None if shutil.which("tc") else "needs iproute2 (tc)")
+    if reason is not None:
+        pytest.skip(reason)
+    check = f"{sys.executable} -m smalti fleet check --own --folder {tmp_path}"
+    with nodes(5) as made, ExitStack() as stack:
+        run = Run(made, tmp_path, 200, ranks=4, log_every="1step", health={"command": check, "mfu_below": 0.6})
+        lead = run.lead()
+        for name in made.names[1:]:
+            run.join(name)
+        run.wait_for_step(60)
+        slow, spare = run.events("attempt_started")[0]["nodes"][2], {*made.names[1:]}
+        stack.enter_context(made.slowed(slow, "8mbit"))
+        code, output = lead.finish(600)
+    assert code == 0, output
+    first, second = (set(event["nodes"][1:]) for event in run.events("attempt_started"))
+    assert (first - second, second - first) == ({slow}, spare - first)
+    checks = {check["node"]: (check["why"], check["result"]) for check in run.events("node_checked")}
+    assert checks.pop(slow) == ("slow", "unhealthy")
+    assert set(checks.values()) == {("slow", "healthy")}
+    (resumed,) = run.events("resumed")
+    assert resumed["step"] == run.events("attempt_ended")[0]["step"], "no step is lost"
     require_equal_to_an_undisturbed_run(run, tmp_path)
 
 

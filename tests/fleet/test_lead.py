@@ -3,7 +3,7 @@
 import os
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +12,10 @@ import pytest
 from smalti import __version__
 from smalti.base.errors import DataError, RetryableError, UserError
 from smalti.config.nodes import NodesConfig
+from smalti.fleet.agent.evidence import Look
+from smalti.fleet.agent.health import Check
 from smalti.fleet.neighbour import stream
-from smalti.fleet.nodes import lead
+from smalti.fleet.nodes import lead, node
 from smalti.track.run import RunFolder
 
 KEY = "a key"
@@ -89,14 +91,27 @@ def test_a_spare_replaces_a_node_that_is_lost_before_its_ranks_are_started(made:
         assert nodes.place(2)[1:] == ["n3"]
 
 
-def test_the_welcome_is_the_first_message_that_a_node_receives(made: Lead, monkeypatch: pytest.MonkeyPatch) -> None:
-    send = lead.Node.send
+def test_a_lead_that_waits_says_how_many_nodes_have_joined(made: Lead, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    config = made.config.model_copy(update={"wait": "0.2s"})
+    with lead.opened(config, ranks=2, run="toy") as nodes:
+        assert nodes is not None
+        assert nodes.wait(2) is None
+        joined = f"1 of 2 nodes has joined ({nodes.name})"
+    assert [record.getMessage() for record in caplog.records] == [
+        f"{joined}; waiting for 1 more at {config.listen}",
+        f"{joined} within 200ms; run 'smalti fleet join {config.listen}' on 1 more",
+    ]
 
-    def slow(self: lead.Node, message: stream.Message) -> None:
+
+def test_the_welcome_is_the_first_message_that_a_node_receives(made: Lead, monkeypatch: pytest.MonkeyPatch) -> None:
+    send = node.Node.send
+
+    def slow(self: node.Node, message: stream.Message) -> None:
         time.sleep(0.3 if "run" in message else 0)
         send(self, message)
 
-    monkeypatch.setattr(lead.Node, "send", slow)
+    monkeypatch.setattr(node.Node, "send", slow)
     monkeypatch.setattr(lead, "BEAT_S", 0.01)
     with lead.opened(made.config, ranks=2, run="toy"):
         assert made.join("n2")["run"] == "toy"
@@ -160,3 +175,54 @@ def test_a_node_without_memory_for_the_copies_is_refused(made: Lead) -> None:
         with pytest.raises(DataError, match=reason):
             made.join("n2")
         assert made.join("n2", free_bytes=1000)["memory_bytes"] == 1000
+
+
+def test_stacks_and_counts_come_from_all_nodes_of_an_attempt(made: Lead) -> None:
+    with lead.opened(made.config, ranks=2, run="toy") as nodes:
+        assert nodes is not None
+        made.join("n2")
+        nodes.wait(2)
+        nodes.place(2)
+
+        def look_here() -> Look:
+            number = made.receive("n2")["number"]
+            seen = {"stacks": {"1": "there"}, "counts": {"1": {"0": 4}}}
+            stream.send_message(made.joined["n2"], {"answer": {"number": number, **seen}})
+            return Look({0: "here"}, {0: {"0": 5}})
+
+        assert nodes.look(look_here) == Look({0: "here", 1: "there"}, {0: {"0": 5}, 1: {"0": 4}})
+
+
+def test_all_nodes_of_an_attempt_are_checked_and_one_that_is_left_out_is_not_admitted_again(
+    made: Lead, tmp_path: Path
+) -> None:
+    with lead.opened(made.config, ranks=2, run="toy") as nodes:
+        assert nodes is not None
+        made.join("n2")
+        nodes.wait(2)
+        nodes.place(2)
+        environments = []
+
+        def run_here(environment: Mapping[str, str]) -> Check:
+            environments.append(environment)
+            request = made.receive("n2")
+            assert (request["do"], request["command"], request["limit_s"]) == ("check", "look", 9.0)
+            environments.append(request["environment"])
+            stream.send_message(made.joined["n2"], {"answer": {"number": request["number"], "code": 3}})
+            return Check("n1", 0, tmp_path / "health.log")
+
+        checks = nodes.check("look", 9.0, tmp_path, run_here)
+        assert [(check.node, check.result, check.file.name) for check in checks] == [
+            ("n1", "healthy", "health.log"),
+            ("n2", "unhealthy", "health-1.log"),
+        ]
+        assert [(each["RANK"], each["WORLD_SIZE"], each["LOCAL_WORLD_SIZE"]) for each in environments] == [
+            ("0", "2", "1"),
+            ("1", "2", "1"),
+        ]
+        assert environments[0]["MASTER_PORT"] == environments[1]["MASTER_PORT"]
+        nodes.exclude("n2", "its check failed")
+        assert made.receive("n2") == {"do": "end", "code": 75}
+        assert not nodes.all_there
+        with pytest.raises(DataError, match="its check failed"):
+            made.join("n2")

@@ -325,6 +325,10 @@ def _shards(config: RunConfig) -> dict[str, str]:
 def test_an_address_without_a_port_and_one_without_copies_are_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="peer_node=n2 is not the address of a node"):
         _config(tmp_path, "n2")
+    for port in ("99999", "0"):
+        with pytest.raises(UserError, match=f"peer_node=n2:{port} is not the address of a node") as raised:
+            _config(tmp_path, f"n2:{port}")
+        assert "a port of 1 to 65535" in str(raised.value.allowed)
     with pytest.raises(UserError, match="peer_node has no effect without peer_copies"):
         toy_run.config(tmp_path, checkpoint={"peer_node": "n2:1"})
 

@@ -71,6 +71,24 @@ def test_attempts_without_a_newer_checkpoint_end_the_run(tmp_path):
     assert folder.status()["state"] == "failed"
 
 
+def test_a_checkpoint_after_the_one_that_was_resumed_from_is_progress_though_a_newer_one_was_damaged(tmp_path):
+    """Step 150 was damaged and is set aside by the attempt that resumes from 100; each attempt saves 10 steps more."""
+    body = f"""
+step = 100 + 10 * attempt
+if rank == 0:
+    if not attempt: save(150)
+    else:
+        if attempt == 1: os.rename(f"{{folder}}/checkpoints/step-00000150", f"{{folder}}/checkpoints/rejected-150")
+        with open(f"{{folder}}/events.jsonl", "a") as file:
+            file.write(json.dumps({{"event": "resumed", "attempt": attempt, "step": step - 10}}) + "\\n")
+        save(step)
+if attempt < 5: {KILLED}
+"""
+    outcome, outcomes, _ = run(tmp_path, body.replace("\\\\n", "\\n"), ranks=1, no_progress=2)
+    assert (outcome.code, len(outcomes)) == (0, 6)
+    assert "from the checkpoint of step 110" in outcomes[1].hint
+
+
 @pytest.mark.parametrize(
     ("restart", "attempts"), [({"attempts": 0}, 1), ({"budget": {"killed": 1}}, 2), ({"budget": {"killed": 0}}, 1)]
 )

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from smalti.base import clock
+from smalti.fleet.agent.evidence import Look
 from smalti.fleet.agent.watchdog import Limits, Watchdog
 from smalti.track.progress import Phase, ProgressWriter, read_slots, slot_file
 
@@ -17,7 +18,7 @@ def test_a_long_phase_that_beats_is_no_hang(tmp_path: Path, monkeypatch: Any) ->
     monkeypatch.setattr(clock, "now_s", lambda: now_s)
     path = slot_file(tmp_path, 0)
     writers = [ProgressWriter(path, local_rank=rank, local_ranks=2, rank=rank) for rank in range(2)]
-    ranks: Any = [SimpleNamespace(rank=rank, code=None, is_stopped=False) for rank in range(2)]
+    ranks: Any = [SimpleNamespace(rank=rank, node=None, code=None, is_stopped=False) for rank in range(2)]
     watchdog = Watchdog(Limits(10.0, 600.0), partial(read_slots, path))
     for writer in writers:
         writer.enter(Phase.EVAL)
@@ -39,7 +40,9 @@ def test_a_long_phase_that_beats_is_no_hang(tmp_path: Path, monkeypatch: Any) ->
 def _slots(tmp_path: Path, n: int, opened: int) -> tuple[Path, list[ProgressWriter], Any]:
     path = slot_file(tmp_path, 0)
     writers = [ProgressWriter(path, local_rank=rank, local_ranks=n, rank=rank) for rank in range(opened)]
-    ranks: Any = [SimpleNamespace(rank=rank, pid=100 + rank, code=None, is_stopped=False) for rank in range(n)]
+    ranks: Any = [
+        SimpleNamespace(rank=rank, node=None, pid=100 + rank, code=None, is_stopped=False) for rank in range(n)
+    ]
     return path, writers, ranks
 
 
@@ -72,7 +75,7 @@ def test_a_rank_without_a_slot_is_named_if_the_others_wait(tmp_path: Path, monke
     for _ in range(40):
         now_s += 1.0
         hung = hung or watchdog.look(ranks)
-    assert watchdog.name(hung, ranks, {}, {}).rank == 2
+    assert watchdog.name(hung, ranks, Look({}, {})).rank == 2
 
 
 def test_of_two_ranks_in_two_collectives_the_one_without_the_usual_one_is_named(tmp_path: Path) -> None:
@@ -80,7 +83,7 @@ def test_of_two_ranks_in_two_collectives_the_one_without_the_usual_one_is_named(
     for writer in writers:
         writer.enter(Phase.OPTIMIZER)
     hang = Watchdog(Limits(10.0, 600.0), partial(read_slots, path)).name(
-        read_slots(path), ranks, {}, {0: {"0": 41, "7": 0}, 1: {"0": 40, "7": 1}}
+        read_slots(path), ranks, Look({}, {0: {"0": 41, "7": 0}, 1: {"0": 40, "7": 1}})
     )
     assert (hang.rank, hang.why) == (1, "the others wait in a collective that it has not started")
 
@@ -117,8 +120,20 @@ def test_a_rank_whose_saver_alone_is_in_a_collective_does_not_wait_in_one(tool: 
     for writer in writers:
         writer.enter(Phase.FORWARD)
     stacks = {0: _SAVER[tool] + _WAITS[tool], 1: _SAVER[tool] + _WORKS[tool]}
-    hang = Watchdog(Limits(10.0, 600.0), partial(read_slots, path)).name(read_slots(path), ranks, stacks, {})
+    hang = Watchdog(Limits(10.0, 600.0), partial(read_slots, path)).name(read_slots(path), ranks, Look(stacks, {}))
     assert (hang.rank, hang.why) == (1, "the others wait in a collective")
+
+
+def test_a_rank_of_another_node_whose_stack_has_not_arrived_is_not_named(tmp_path: Path) -> None:
+    path, writers, ranks = _slots(tmp_path, 2, 2)
+    for writer in writers:
+        writer.enter(Phase.FORWARD)
+    watchdog, waits = Watchdog(Limits(10.0, 600.0), partial(read_slots, path)), _WAITS["faulthandler"]
+    assert watchdog.name(read_slots(path), ranks, Look({0: waits, 1: ""}, {})).rank == 1, "it cannot even give a stack"
+    ranks[1].node = "n2"
+    assert watchdog.name(read_slots(path), ranks, Look({0: waits, 1: ""}, {})).rank is None
+    assert watchdog.name(read_slots(path), ranks, Look({0: waits}, {})).rank is None
+    assert watchdog.name(read_slots(path), ranks, Look({0: waits, 1: _WORKS["faulthandler"]}, {})).rank == 1
 
 
 def test_parts_of_the_set_up_are_signs_of_life_whose_limit_is_learned_by_attempts_that_resume(
@@ -145,7 +160,7 @@ def test_parts_of_the_set_up_are_signs_of_life_whose_limit_is_learned_by_attempt
         hung: list[Any] = []
         for _ in range(700 if parts > 4 else 1):
             now_s += 1.0
-            hung = hung or [watchdog.name(slots, ranks, {}, {}) for slots in [watchdog.look(ranks)] if slots]
+            hung = hung or [watchdog.name(slots, ranks, Look({}, {})) for slots in [watchdog.look(ranks)] if slots]
         return hung
 
     for attempt in range(3):

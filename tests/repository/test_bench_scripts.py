@@ -22,6 +22,7 @@ def test_no_benchmark_hides_a_module_of_the_standard_library() -> None:
         "cross_entropy.py",
         "dedup.py",
         "experts.py",
+        "memorised.py",
         "router_balance.py",
         "same_curve.py",
         "shuffle.py",

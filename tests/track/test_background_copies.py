@@ -90,7 +90,7 @@ def test_a_checkpoint_that_is_deleted_meanwhile_is_copied_whole(tmp_path: Path) 
     assert fields["seconds"] > 0
 
 
-@pytest.mark.parametrize("open_files", ["enough", "too few"])
+@pytest.mark.parametrize("open_files", ["enough", "too few", "no folder for them"])
 def test_without_hard_links_open_files_are_read(
     open_files: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -100,6 +100,8 @@ def test_without_hard_links_open_files_are_read(
     monkeypatch.setattr(background.os, "link", no_links)
     if open_files == "too few":
         monkeypatch.setattr(background.Path, "symlink_to", no_links)
+    if open_files == "no folder for them":
+        monkeypatch.setattr(background.tempfile, "mkdtemp", no_links)
     copier, copies, events = opened(tmp_path)
     slow = Slow(copies)
     path = checkpoint(tmp_path / "run", 1)
@@ -114,7 +116,7 @@ def test_without_hard_links_open_files_are_read(
     finish(copier)
     assert events.steps("checkpoint_copied") == [1]
     assert digests(copies.fetch(1, tmp_path / "other")) == expected
-    assert path.exists() == (open_files == "too few"), "the checkpoint itself is never removed"
+    assert path.exists() == (open_files != "enough"), "the checkpoint itself is never removed"
     assert not list((tmp_path / "run").glob(".copying-*"))
 
 

@@ -20,6 +20,7 @@ from smalti.track.checkpoints.copying import copy_to
 from smalti.track.checkpoints.facts import checkpoints
 from smalti.track.checkpoints.marks import BLESSED, PROTECTED, mark, registered_in
 from smalti.track.checkpoints.names import BEST
+from smalti.track.events import EventLog
 from smalti.track.run import RunFolder
 
 
@@ -139,6 +140,17 @@ def test_a_copy_is_verified_whole_and_named_in_the_list(run: RunFolder, tmp_path
     (Path(place) / "train_state.json").unlink()
     with pytest.raises(DataError, match=r"train_state\.json is missing"):
         commands.copy(run.path, run.checkpoint(40), str(tmp_path / "copies"), silent)
+
+
+def test_a_copy_of_a_run_whose_folder_takes_no_event_is_a_copy(
+    run: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise RetryableError("events.jsonl could not be written: Read-only file system")
+
+    monkeypatch.setattr(EventLog, "write", refuse)
+    place = commands.copy(run.path, run.checkpoint(40), str(tmp_path / "copies"), silent)
+    assert manifest.fault(Path(place)) is None
 
 
 def test_an_interrupted_copy_is_no_checkpoint_and_continues(

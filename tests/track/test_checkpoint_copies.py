@@ -20,6 +20,7 @@ from s3_buckets import BOTH_SERVERS, Bucket
 from smalti.base.errors import DataError, RetryableError
 from smalti.track.checkpoints import manifest
 from smalti.track.checkpoints.copies import Copies, StepTaken
+from smalti.track.checkpoints.marks import PROTECTED, is_marked, mark
 
 # ---- what is promised -----------------------------------------------------------------------------------------------
 
@@ -48,6 +49,21 @@ def test_a_copy_is_the_checkpoint(kind: str, tmp_path: Path, s3: Bucket) -> None
     assert digests(again.fetch(5, tmp_path / "other")) == digests(saved[0])
     with pytest.raises(DataError, match="no complete checkpoint"):
         again.fetch(7, tmp_path / "other")
+
+
+def test_a_restore_deletes_no_checkpoint_of_another_run(tmp_path: Path) -> None:
+    saved = checkpoint(tmp_path / "run", 1)
+    (tmp_path / "store").mkdir()
+    copies = opened(str(tmp_path / "store"))
+    copies.upload(saved)
+    there = tmp_path / "checkpoints" / saved.name
+    checkpoint(tmp_path / "checkpoints", 2).rename(there)  # as one of another run: its state says another step
+    mark(there, PROTECTED)
+    before = digests(there)
+    assert copies.newest(tmp_path / "checkpoints") == there
+    assert manifest.read_state(there)["step"] == 1
+    assert not is_marked(there, PROTECTED)
+    assert digests(tmp_path / "checkpoints" / f"rejected-{saved.name}") == before
 
 
 def test_a_restart_needs_one_listing_and_few_reads_whatever_the_store_holds(tmp_path: Path, s3: Bucket) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import subprocess
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from smalti.base.clock import seconds_of
+from smalti.track import owner
 from smalti.track.goodput import BUCKETS, Attempt, Fault, History, ledger, read_history
 from smalti.track.progress import Phase, Progress, ProgressWriter, slot_file
 
@@ -180,6 +182,23 @@ def test_a_run_that_is_alive_is_counted_until_now(tmp_path: Path) -> None:
         history = read_history(folder, now_s)
         assert history.is_running is alive
         assert history.attempts[0].end_s == (max(now_s, start_s + 20) if alive else start_s + 20)
+
+
+def test_a_killed_run_ends_with_its_last_sign_of_life(tmp_path: Path) -> None:
+    """Its process is known to have ended: neither the clock nor a later event of a command adds to it."""
+    events = [{"time": "2026-01-01T00:00:00.000Z", "attempt": 0, "event": "attempt_started", "ranks": 1}]
+    events += [{"time": "2026-01-01T00:00:30.000Z", "attempt": 0, "event": kind}
+               for kind in ("checkpoint_copied", "checkpoint_deleted")]  # fmt: skip
+    folder = _folder(tmp_path / "run", events, ["1-a"])
+    status = {"state": "running", "attempt": 0, "heartbeat": "2026-01-01T00:00:20.000Z"}
+    (folder / "status.json").write_text(json.dumps(status))
+    with subprocess.Popen(["sleep", "600"]) as process:
+        (folder / owner.FILE_NAME).write_text(owner.note(process.pid))
+        process.kill()
+    start_s = seconds_of("2026-01-01T00:00:00.000Z") or 0.0
+    history = read_history(folder, start_s + 60)
+    assert not history.is_running
+    assert history.attempts[0].end_s == start_s + 20
 
 
 def test_a_folder_without_an_attempt_has_no_ledger(tmp_path: Path) -> None:

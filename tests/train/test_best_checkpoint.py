@@ -76,6 +76,16 @@ def test_a_step_saved_by_an_earlier_attempt_is_compared_with_its_best(tmp_path: 
     assert run.best == (4 if value < 1 else 2)
 
 
+def test_a_best_value_of_zero_is_known_to_the_next_attempt(tmp_path: Path) -> None:
+    run = Run(tmp_path)
+    run.save(2)
+    run.evaluate(2, 0.0)
+    run.save(4)
+    run.begin()
+    run.evaluate(4, 0.5)
+    assert run.best == 2
+
+
 def test_a_metric_that_is_not_measured_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="is not measured"):
         KeepBest(METRIC).on_eval(Run(tmp_path).job(1), {"metrics/eval/prose/LanguageCrossEntropy": 1.0})

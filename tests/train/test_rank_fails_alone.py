@@ -14,6 +14,7 @@ from gloo_ranks import run_ranks
 
 from smalti.base.errors import SmaltiError, UserError
 from smalti.config.run import RunConfig
+from smalti.track.attempts import record_failure
 from smalti.track.run import RunFolder
 from smalti.train import job, loop
 
@@ -82,12 +83,12 @@ def test_a_failure_before_the_first_step_is_recorded_and_ranks_leave_only_if_it_
     assert first == ("UserError", not together)
     assert second == ("UserError" if together else "LostPeer", not together)
     status = RunFolder.read(tmp_path / "runs/dense").status()
-    assert (status["state"], status["reason"], status["attempt"]) == ("failed", "no room", 0)
+    assert (status["state"], status["reason"], status["attempt"]) == ("failed", "it did not start: no room", 0)
 
 
 def test_a_status_that_cannot_be_read_does_not_hide_the_error(tmp_path: Path) -> None:
     folder = RunFolder.open(toy_run.config(tmp_path), {})
     (folder.path / "status.json").write_text("{")
-    job._record_failure(folder, RuntimeError("the first error"))
+    record_failure(folder, RuntimeError("the first error"))
     assert (folder.path / "status.json").read_text() == "{", "left for whoever repairs it"
     folder.close()

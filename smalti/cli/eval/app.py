@@ -8,6 +8,7 @@ from smalti.cli.eval.contamination import contamination
 from smalti.cli.eval.data import data
 from smalti.cli.eval.lint import lint
 from smalti.cli.eval.ls import ls
+from smalti.cli.eval.memorised import memorised
 from smalti.cli.eval.read import read
 from smalti.cli.eval.run import run
 
@@ -26,3 +27,4 @@ app.command(epilog="Example: smalti eval data llm-foundry/scripts/eval/local_dat
 app.command(epilog="Example: smalti eval lint mine.jsonl; smalti eval lint --suite gauntlet data=DIR --json")(lint)
 app.command(epilog="Example: smalti eval contamination runs/demo 'tasks=[capitals.yaml]'")(contamination)
 app.command(epilog="Example: smalti eval calibrate runs/demo runs/base runs/lr-low")(calibrate)
+app.command(epilog="Example: smalti eval memorised runs/demo --prompt-tokens 20 --new-tokens 20")(memorised)

@@ -55,16 +55,18 @@ def run(
     from smalti.fleet import machine
     from smalti.serve.engine.engine import Engine
     from smalti.serve.folders import find
+    from smalti.track.registry.facts import weights_of
 
     folder, overrides = find(model), overrides or []
     config = _config(suite, folder, overrides)
-    _require_newest(folder)
+    require_newest(folder)
     suites_module.check_folders(config)
     _require_effect(config, overrides)
     try_bf16, dtype = dtype == "auto", _dtype(dtype)
-    _require_writable(output)
+    require_writable(output)
     engine = Engine.from_folder(folder.folder, dtype=dtype)
     about = {"model_folder": folder.folder, "compute_dtype": dtype, "step": folder.record.get("step")}
+    about["weights"] = weights_of(folder.record)
     cache = _cache(folder, output, dtype) if cached else None
     with _named_interrupt(cache is not None, cached), ProgressLine("tokens") as progress:
         results = suites_module.run(
@@ -77,7 +79,7 @@ def run(
             chat=load_chat(folder.folder),
             cache=cache,
         )
-    _record(folder, results, in_run=output is None, upload=upload)
+    record_scores(folder, results, in_run=output is None, upload=upload)
     print_json(results) if as_json else _print(results)
 
 
@@ -97,7 +99,7 @@ def _named_interrupt(has_cache: bool, is_wanted: bool) -> Iterator[None]:
         raise Interrupted("interrupted; finished tasks are kept", hint="the same command resumes after them") from error
 
 
-def _require_writable(output: str | None) -> None:
+def require_writable(output: str | None) -> None:
     """Raise UserError where the folder of --output cannot be made, before anything is computed."""
     from smalti.base import store
     from smalti.base.errors import UserError
@@ -205,7 +207,7 @@ def _upload(run: str, results: dict[str, Any]) -> None:
         typer.echo(line, err=True)
 
 
-def _record(folder: "ModelFolder", results: dict[str, Any], *, in_run: bool, upload: bool) -> None:
+def record_scores(folder: "ModelFolder", results: dict[str, Any], *, in_run: bool, upload: bool) -> None:
     """Put the scores into the card and the tracker of the run, if they are in its folder, and the model registry.
 
     An error of tracker or registry is a warning.
@@ -225,7 +227,7 @@ def _record(folder: "ModelFolder", results: dict[str, Any], *, in_run: bool, upl
         typer.echo(f"warning: the scores are not in the model registry: {error}", err=True)
 
 
-def _require_newest(folder: "ModelFolder") -> None:
+def require_newest(folder: "ModelFolder") -> None:
     """Raise UserError where the export of a run is not of its newest checkpoint."""
     from smalti.base.errors import UserError
     from smalti.distributed.checkpoint import checkpoint

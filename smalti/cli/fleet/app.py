@@ -310,6 +310,9 @@ def check(
     cordon: Annotated[
         bool, typer.Option("--cordon", help="Cordon the nodes that are named, as 'smalti fleet cordon' describes.")
     ] = False,
+    own: Annotated[
+        bool, typer.Option("--own", help="Exit with 3 only where this node is named: for train.health.command.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Check a node before a run uses it: driver, versions, limits, disk, speed and values of matrix products.
@@ -332,7 +335,7 @@ def check(
         print_json(result)
     elif result["node"] == 0:
         print(checking.text(result))
-    checking.raise_for(result["findings"])
+    checking.raise_for(result, own=own)
 
 
 app.command(name="nodes", epilog="Example: smalti fleet nodes --json")(nodes.nodes)

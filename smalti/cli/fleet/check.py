@@ -10,7 +10,7 @@ from typing import Any
 
 from smalti.base import database, store
 from smalti.base.env import fleet_attempt, world
-from smalti.base.errors import CheckFailed, SmaltiError
+from smalti.base.errors import CheckFailed, RetryableError, SmaltiError
 from smalti.base.units import format_bytes, format_seconds
 from smalti.cli.tables import table
 from smalti.fleet.check.judge import judge, with_names
@@ -79,8 +79,18 @@ def text(result: Json) -> str:
     return "\n".join([table(head, rows), "", *_verdict(result["findings"])])
 
 
-def raise_for(findings: Sequence[Json]) -> None:
-    """Raise CheckFailed where something is wrong."""
+def raise_for(result: Json, *, own: bool) -> None:
+    """Raise CheckFailed where something is wrong; with ``own`` only where it is of this node alone, and no difference
+    of versions or settings, which was there when the run began. RetryableError with ``own`` where the first node, which
+    compares, was not reached.
+    """
+    findings, number = result["findings"], result["node"]
+    if own:
+        if number and result["reports"][0] is None:
+            raise RetryableError("the first node was not reached, so the nodes are not compared", hint="check again")
+        here = with_names(result["reports"])[number]
+        names = [f"node {number}" if here is None else here["node"]]
+        findings = [each for each in findings if list(each["nodes"]) == names and each["kind"] != "differs"]
     if findings:
         names = sorted({node for finding in findings for node in finding["nodes"]})
         raise CheckFailed(

@@ -15,7 +15,7 @@ def row(version: Version) -> tuple[str, ...]:
     return (
         version.label,
         ", ".join(version.tags) or "-",
-        version.kind,
+        f"{version.kind}, {version.weights}" if version.weights else version.kind,
         version.run or "-",
         "-" if version.step is None else str(version.step),
         "-" if version.tokens is None else format_count(version.tokens),
@@ -30,6 +30,7 @@ def about(version: Version, moves: Sequence[TagMove]) -> str:
         ("version", f"models:/{version.label}"),
         ("tags", ", ".join(version.tags)),
         ("kind", version.kind),
+        ("weights", version.weights or ""),
         ("folder", version.path),
         ("problem", version.problem() or ""),
         ("digest", version.digest[:12]),

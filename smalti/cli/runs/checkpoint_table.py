@@ -8,7 +8,7 @@ from smalti.cli.tables import table
 
 _COLUMNS = ("step", "saved (UTC)", "tokens", "size", "blocked", "verified (UTC)", "parent", "kept as")
 _COMPACT = ("step", "saved (UTC)", "tokens", "size", "kept as")
-_ROLES = ("newest", "best", "blessed", "registered", "protected")
+_ROLES = ("newest", "last", "best", "every", "blessed", "registered", "protected")
 
 
 def checkpoint_table(checkpoints: Sequence[Mapping[str, Any]], *, compact: bool = False) -> str:

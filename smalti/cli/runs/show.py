@@ -76,7 +76,7 @@ def about_text(facts: dict[str, Any]) -> str:
     """Return the facts as text, in blocks; missing ones are left out."""
     blocks = [
         _head(facts),
-        _attempts_text(facts["attempts"]),
+        _attempts_text(facts["attempts"], state=facts["state"]),
         goodput_text(facts["goodput"]),
         _metrics_text(facts),
         _continued_text(facts["continued"]),
@@ -205,7 +205,7 @@ def _head(facts: dict[str, Any]) -> str:
     return pairs(lines)
 
 
-def _attempts_text(attempts: list[dict[str, Any]]) -> str:
+def _attempts_text(attempts: list[dict[str, Any]], *, state: str) -> str:
     rows = [
         (
             str(attempt["attempt"]),
@@ -219,7 +219,7 @@ def _attempts_text(attempts: list[dict[str, Any]]) -> str:
             or attempt.get("died")
             or (
                 "still running, or killed with its machine"
-                if attempt is attempts[-1]
+                if attempt is attempts[-1] and state != "killed"
                 else "killed: no end was recorded"
             ),
         )

@@ -182,16 +182,15 @@ def _run_attempts(
     from smalti.fleet.agent.memory import peer_memory
     from smalti.fleet.neighbour.client import neighbour
     from smalti.track import trackers
+    from smalti.track.attempts import record_failure
     from smalti.track.run import RunFolder
 
     started_s = clock.now_s()
     _warn(preflight.not_exportable(loaded.config), preflight.only_merged(loaded.config))
-    parallel = loaded.config.train.parallel
-    tune = loaded.config.tune
+    parallel, tune = loaded.config.train.parallel, loaded.config.tune
     verb = ["train"] if tune is None or fork or trial else ["tune", tune.kind]  # how a user starts it
     argv = ["smalti", *verb, *arguments[1:], *(["--fork"] if fork else [])]
     folder = RunFolder.open(loaded.config, loaded.origins, argv=argv, fork=fork)
-
     resumes_done = _announce_start(folder, loaded.config, fork)
 
     def ended(outcome: agent.Outcome) -> None:
@@ -217,6 +216,9 @@ def _run_attempts(
                 restart=loaded.config.train.restart, fits=fits, limits=preflight.limits(loaded.config), memory=memory,
                 health=loaded.config.train.health, nodes=nodes,
             )  # fmt: skip
+    except Exception as error:
+        record_failure(folder, error)
+        raise
     finally:
         folder.close()
     if outcome.code == ExitCode.DONE:

@@ -25,12 +25,12 @@ _COMPILE_FLOOR_S = 120.0
 def check(
     config: "RunConfig", *, ranks: int, fork: "Fork | None" = None, origins: "Mapping[str, str] | None" = None
 ) -> None:
-    """Raise for a mesh that does not fit ``ranks``, stages that do not fit the run, missing folders of tokens or of
-    initial weights, faults that cannot be injected, unreachable trackers, and a folder of another run. ``origins``: of
-    the config's values."""
+    """Raise for what cannot be trained on ``ranks``: the mesh, stages, folders of tokens or of initial weights, faults,
+    trackers, and a folder of another run. ``origins``: of the config's values."""
     from smalti.base.env import inside_world
     from smalti.config.chaos_needs import require_possible
     from smalti.track import trackers
+    from smalti.track.names import require_evaluated
     from smalti.track.run import RunFolder
 
     _check_run_folder(config.run_folder)
@@ -41,6 +41,7 @@ def check(
     _check_mesh(config, ranks)
     _check_nodes(config, ranks)
     origin_warnings(config, origins)
+    require_evaluated(config.train.checkpoint.best, config.data.heldout, has_ema=config.train.ema is not None)
     _check_retained(config)
     _check_folders(config)
     _check_files(config)
@@ -112,8 +113,7 @@ def data_is_local(config: "RunConfig") -> bool:
 
 
 def check_machine(config: "RunConfig") -> list[str]:
-    """Raise for a device or shared memory that this machine does not have, and for problems of local data; returns
-    warnings."""
+    """Raise for a device or shared memory that this machine lacks, and for problems of local data; returns warnings."""
     from smalti.fleet.agent.memory import require_room
 
     _check_device(config)
@@ -143,13 +143,14 @@ def _check_device(config: "RunConfig") -> None:
 
 
 def _check_run_folder(folder: str) -> None:
-    """Raise the OSError that creating the folder would raise: a file in its place, or no permission."""
+    """Raise the OSError that creating the folder would raise: a file in its place, a read-only disk, no permission."""
     from smalti.base import store
 
     if store.is_local(folder):
         existing = next(path for path in (Path(folder), *Path(folder).absolute().parents) if path.exists())
         if not existing.is_dir() or not os.access(existing, os.W_OK):
-            number = errno.EACCES if existing.is_dir() else errno.ENOTDIR
+            denied = errno.EROFS if os.statvfs(existing).f_flag & os.ST_RDONLY else errno.EACCES
+            number = denied if existing.is_dir() else errno.ENOTDIR
             raise OSError(number, os.strerror(number), str(existing))
 
 

@@ -36,6 +36,8 @@ from smalti.track.checkpoints.retention import Keep, prune, remove_leftovers
 WRITE_TIMEOUT = timedelta(hours=2)
 """How long a rank's thread waits for the slowest writer; a dead rank ends the attempt long before."""
 _BEAT_S = 1.0
+_SYNC_BYTES = 1 << 30
+"""After so many bytes the writer waits for the disk, so that its progress is that of the disk."""
 _TEXTS = (f"shards/{shards.INDEX}", "train_state.json", "manifest.json", "COMPLETE")
 """The files of a checkpoint that are not shards, in the order to write them."""
 _WRITE_BYTES = 8 << 20
@@ -113,6 +115,10 @@ class Saver:
         self._shards: list[shards.Shard] = []
         self._thread: threading.Thread | None = None
         self._save: Save | None = None
+        self._n_pieces = 0
+        """Pieces that the thread has written or read again, so far."""
+        self._waits = False
+        """Whether the thread waits for those of other ranks."""
 
     @property
     def is_running(self) -> bool:
@@ -160,14 +166,17 @@ class Saver:
     def result(self, beat: Callable[[], None] = lambda: None) -> Save | None:
         """Wait for the running save, and return it with its outcome; None without one.
 
-        beat: called once a second while it waits.
+        beat: called for each second in which this rank's thread has written, has read again, or waits for other ranks:
+        not while it is stuck in its disk.
         """
         save, self._save = self._save, None
         if save is not None and self._thread is not None:
             began_s = clock.now_s()
             while self._thread.is_alive():
+                before = self._n_pieces
                 self._thread.join(_BEAT_S)
-                beat()
+                if self._waits or self._n_pieces > before:
+                    beat()
             save.blocked_s += clock.now_s() - began_s
         return save
 
@@ -214,7 +223,8 @@ class Saver:
         texts: dict[str, str] = {}
         if failure is None:
             file = temporary / "shards" / shards.file_name(rank())
-            failure = self._agree(_attempt(lambda: entries.append(_write_shard(place, temporary, file, copy))))
+            write_shard = lambda: entries.append(_write_shard(place, temporary, file, copy, self._count))  # noqa: E731
+            failure = self._agree(_attempt(write_shard))
         if failure is None:
             entries = gather(entries, self._group)
             publish = lambda: texts.update(self._publish(place, temporary, final, train_state, entries))  # noqa: E731
@@ -243,13 +253,20 @@ class Saver:
         manifest.write(temporary, train_state, [*entries, manifest.entry(temporary, index)])
         if place.verify:
             rest = [entry for entry in manifest.listed(temporary)[0] if entry["name"] not in shard_names]
-            _read_again(temporary, rest)
+            _read_again(temporary, rest, self._count)
             mark(temporary, VERIFIED)
         _put_in_place(temporary, final)
         return {name: store.read_text(final / name) for name in _TEXTS} if place.of_node else {}
 
+    def _count(self) -> None:
+        self._n_pieces += 1
+
     def _agree(self, failure: str | None) -> str | None:
-        return first_failure(failure, self._group)
+        self._waits = True
+        try:
+            return first_failure(failure, self._group)
+        finally:
+            self._waits = False
 
 
 def save(
@@ -300,33 +317,44 @@ def _make_empty(folder: Path) -> None:
     (folder / "shards").mkdir()
 
 
-def _write_shard(place: _Place, root: Path, path: Path, copy: HostCopy) -> manifest.Entry:
-    """Write the file of this rank and return its entry; the digest is of the copy, not of what the disk returns."""
-    digest, size = xxh3_stream(), 0
+def _write_shard(place: _Place, root: Path, path: Path, copy: HostCopy, count: Callable[[], None]) -> manifest.Entry:
+    """Write the file of this rank and return its entry; the digest is of the copy, not of what the disk returns.
+
+    count: called after each piece.
+    """
+    digest, size, synced = xxh3_stream(), 0, 0
     data = copy.data()
     with open(path, "wb") as file:
         for part in (memoryview(copy.header), *(data[i : i + _WRITE_BYTES] for i in range(0, len(data), _WRITE_BYTES))):
             file.write(part)
             digest.update(part)
             size += len(part)
-        file.flush()
-        os.fsync(file.fileno())
+            if size - synced >= _SYNC_BYTES or size == len(copy.header) + len(data):
+                file.flush()
+                os.fsync(file.fileno())
+                synced = size
+            count()
     entry = {"name": str(path.relative_to(root)), "bytes": size, "xxh3": digest.hexdigest()}
     if place.verify:
-        _read_again(root, [entry])
+        _read_again(root, [entry], count)
     return entry
 
 
-def _read_again(root: Path, entries: list[manifest.Entry]) -> None:
-    """Read files from the disk; raises OSError where one does not match its digest."""
+def _read_again(root: Path, entries: list[manifest.Entry], count: Callable[[], None]) -> None:
+    """Read files from the disk; raises OSError where one does not match its digest. count: called after each piece."""
     for entry in entries:
+        digest = xxh3_stream()
         with open(root / entry["name"], "rb") as file:
             os.fsync(file.fileno())
             if hasattr(os, "posix_fadvise"):  # else the page cache may return what the disk does not have
                 os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-    reason = manifest.first_mismatch(root, entries)
-    if reason is not None:
-        raise OSError(f"read again, {reason}: the disk has changed what was written")
+            while piece := file.read(_WRITE_BYTES):
+                digest.update(piece)
+                count()
+        if digest.hexdigest() != entry["xxh3"]:
+            raise OSError(
+                f"read again, {entry['name']} does not match its digest: the disk has changed what was written"
+            )
 
 
 def _attempt(action: Callable[[], None]) -> str | None:

@@ -17,7 +17,7 @@ from smalti.distributed.checkpoint.average import AveragedModel, checkpoints_to_
 from smalti.distributed.checkpoint.copied import CopiedModel, name_of_copy
 from smalti.track.checkpoints import manifest
 from smalti.track.checkpoints.copies import Copies
-from smalti.track.checkpoints.names import best, complete, folder_name, step_of
+from smalti.track.checkpoints.names import best, complete, folder_name, last_saved, step_of
 
 
 @dataclass(frozen=True)
@@ -108,7 +108,7 @@ def _checkpoint(run: Path, step: int | None, folder: Path) -> str:
     if step is None:
         newest = checkpoint.newest(folder)
         if newest is None:
-            raise UserError(f"the run {run} has no complete checkpoint yet", hint=f"smalti train {run / 'config.yaml'}")
+            raise _no_checkpoint(run, folder)
         return newest
     path = folder / folder_name(step)
     problem = checkpoint.fault(path) if path.is_dir() else "it does not exist"
@@ -120,3 +120,14 @@ def _checkpoint(run: Path, step: int | None, folder: Path) -> str:
             hint=f"smalti runs checkpoints verify {run}",
         )
     return str(path)
+
+
+def _no_checkpoint(run: Path, folder: Path) -> UserError:
+    last = last_saved(run)
+    if last is None:
+        return UserError(f"the run {run} has no complete checkpoint yet", hint=f"smalti train {run / 'config.yaml'}")
+    return UserError(
+        f"{folder} has no complete checkpoint; the last one of the run, of step {last:,}, was deleted or moved",
+        hint=f"copy it back to {folder}, or export a copy in a store with --from URL; 'smalti runs checkpoints {run}' "
+        "lists the copies that were made",
+    )

@@ -13,11 +13,11 @@ from smalti.base.log import get
 from smalti.base.machine import cpu_count
 from smalti.config.health import HealthConfig
 from smalti.config.restart import RestartConfig
-from smalti.fleet.agent.health import check_node
+from smalti.fleet.agent.health import check_nodes
 from smalti.fleet.agent.judge import judge, last_step
 from smalti.fleet.agent.outcome import Outcome
 from smalti.fleet.agent.pauses import Pauses
-from smalti.fleet.agent.record import record
+from smalti.fleet.agent.record import record, record_fault
 from smalti.fleet.agent.requests import StopRequests
 from smalti.fleet.agent.restarts import Restarts
 from smalti.fleet.agent.watch import Watch
@@ -69,7 +69,7 @@ def run(
     After a fault the next one follows as ``restart`` says, after ``oom`` with half the microbatch in any case;
     ``again`` opens it. ``fits``: whether the run can be laid out on fewer ranks. ``threads``: CPU threads of each rank,
     "auto" for cores / ranks. ``limits``: a rank that makes no progress for longer is killed; None: none is.
-    ``health``: the check of this node before a restart; None: none. ``nodes``: of the ranks; None: this one alone.
+    ``health``: the check of the nodes before a restart; None: none. ``nodes``: of the ranks; None: this one alone.
     ``memory``: the folder of shared memory for copies of the state, from which the next attempt resumes; None: none.
     ``grace_s``: how long the other ranks have to end once one is dead. ``stop_s``: how long they have to save after
     SIGTERM or Ctrl-C. ``at_end`` is called with the outcome of each attempt while signals are still caught, so that
@@ -84,7 +84,7 @@ def run(
             def decide(outcome: Outcome, attempt: RunFolder = folder, ranks: int = ranks) -> Outcome:
                 if again is None or requests.any:
                     return outcome
-                return check_node(restarts.decide(outcome, attempt, ranks), attempt, health, requests)
+                return check_nodes(restarts.decide(outcome, attempt, ranks), attempt, health, requests, nodes)
 
             pauses = Pauses(folder.path, health, grow_after_s=restarts.grow_after_s(ranks), nodes=nodes)
             outcome = _attempt(
@@ -175,7 +175,9 @@ def _attempt(
         if attempt_at_port + 1 == _PORT_TRIES or not _port_was_taken(watch, last_step(folder) > step_before):
             break
         get("fleet").info("the port for the ranks was taken by another process; starting them again")
-    outcome = decide(judge(watch, folder))
+    judged = judge(watch, folder)
+    record_fault(watch, events, folder)
+    outcome = decide(judged)
     record(outcome, watch, events, folder, clock.now_s() - started_s)
     return outcome
 

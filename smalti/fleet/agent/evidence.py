@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import psutil
 
@@ -20,23 +20,39 @@ from smalti.base import store
 from smalti.base.clock import utc_text
 from smalti.base.errors import SmaltiError
 from smalti.fleet.launch.local import STACK_SIGNAL, LocalRank, Rank, stack_file
+from smalti.track import collectives
 from smalti.track.collectives import Counts
 from smalti.track.progress import Progress
 
 _STACK_WAIT_S = 0.5
+_ANSWER_S = 1.0
 _TOOL_S = 3.0
 _KERNEL_LINES = 30
 _STARTED_BY_PYTHON = re.compile(r"threading\.py.* in _bootstrap|_bootstrap \(.*threading\.py")
 """The first frame of a thread, as faulthandler and py-spy print it. Processes of multiprocessing have one too."""
 
 
-def stacks_of(ranks: Sequence[Rank], log_folder: Path) -> dict[int, str]:
-    """Return the Python stacks of the running ranks, by rank."""
+class Look(NamedTuple):
+    """What ranks are in, seen from outside."""
+
+    stacks: dict[int, str]
+    """Python stacks by rank; empty of a rank that gave none."""
+    counts: dict[int, Counts]
+    """Collectives that a rank has started by now, of the ranks that answer."""
+
+
+def look(ranks: Sequence[LocalRank], log_folder: Path) -> Look:
+    """Return what the running ranks of this node are in."""
     running = [rank for rank in ranks if rank.code is None]
+    counts = collectives.ask({rank.rank: rank.nonce for rank in running}, _ANSWER_S)
+    return Look(_stacks_of(running, log_folder), counts)
+
+
+def _stacks_of(running: Sequence[LocalRank], log_folder: Path) -> dict[int, str]:
     tool = shutil.which("py-spy")
     if tool is not None:
-        stacks = {rank.rank: _by_tool(tool, rank.pid) for rank in running if isinstance(rank, LocalRank)}
-        if all(stacks.get(rank.rank) for rank in running):
+        stacks = {rank.rank: _by_tool(tool, rank.pid) for rank in running}
+        if all(stacks.values()):
             return stacks
     for rank in running:
         with suppress(OSError):
@@ -55,20 +71,21 @@ def waits_in_collective(stacks: str) -> bool:
     return any("torch/distributed/" in thread and not _STARTED_BY_PYTHON.search(thread) for thread in threads)
 
 
-def write(
-    folder: Path, slots: Sequence[Progress], ranks: Sequence[Rank], stacks: dict[int, str], counts: dict[int, Counts]
-) -> str | None:
+def write(folder: Path, slots: Sequence[Progress], ranks: Sequence[Rank], seen: Look) -> str | None:
     """Write ``evidence-hang.json`` in a log folder; returns its name, None where the disk takes no file."""
+    disk: dict[str, Any] = {}
+    with suppress(OSError):
+        disk = psutil.disk_usage(str(folder))._asdict()
     value = {
         "time": utc_text(),
         "now_ns": time.monotonic_ns(),
         "slots": [{**asdict(slot), "phase": slot.phase.name.lower()} for slot in slots],
         "ranks": [
-            {**_process(rank), "stack": stacks.get(rank.rank, ""), "collectives": counts.get(rank.rank, {})}
+            {**_process(rank), "stack": seen.stacks.get(rank.rank, ""), "collectives": seen.counts.get(rank.rank, {})}
             for rank in ranks
         ],
         "memory_bytes": psutil.virtual_memory()._asdict(),
-        "disk_bytes": psutil.disk_usage(str(folder))._asdict(),
+        "disk_bytes": disk,
         "network": psutil.net_io_counters()._asdict(),
         "kernel": _kernel_lines(),
     }

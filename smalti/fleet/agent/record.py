@@ -1,4 +1,4 @@
-"""Records the end of an attempt in the run folder: its events and its status."""
+"""Records a fault and the end of an attempt in the run folder: its events and its status."""
 
 import signal
 
@@ -11,6 +11,14 @@ from smalti.fleet.agent.watch import Watch
 from smalti.fleet.launch.local import LOST_PEER, Rank
 from smalti.track.events import EventLog
 from smalti.track.run import RunFolder
+
+
+def record_fault(watch: Watch, events: EventLog, folder: RunFolder) -> None:
+    """Record which rank or node was at fault, if one was, before anything else is done about it."""
+    try:
+        write_fault(watch, events, last_step(folder))
+    except RetryableError as error:
+        get("fleet").warning("the fault is not recorded: %s", error.message)
 
 
 def record(outcome: Outcome, watch: Watch, events: EventLog, folder: RunFolder, seconds: float) -> None:
@@ -27,7 +35,7 @@ def record(outcome: Outcome, watch: Watch, events: EventLog, folder: RunFolder, 
         events.close()
 
 
-def write_end(outcome: Outcome, watch: Watch, events: EventLog, step: int, seconds: float) -> None:
+def write_fault(watch: Watch, events: EventLog, step: int) -> None:
     cause, hang = watch.cause(), watch.hang
     ending = {} if watch.decided_s is None else {"ending_s": round(clock.now_s() - watch.decided_s, 3)}
     lost = cause is not None and cause.code == LOST_PEER
@@ -50,6 +58,9 @@ def write_end(outcome: Outcome, watch: Watch, events: EventLog, step: int, secon
         for rank in watch.left:
             events.write("rank_unresponsive", rank=rank.rank, pid=rank.pid, step=step, stopped=watch.any_stopped,
                          **_node(rank), **ending)  # fmt: skip
+
+
+def write_end(outcome: Outcome, watch: Watch, events: EventLog, step: int, seconds: float) -> None:
     codes = [int(ExitCode.RETRY) if rank.code == LOST_PEER else rank.code for rank in watch.ranks]
     why = {} if outcome.cause is None else {"cause": outcome.cause}
     events.write("attempt_ended", code=int(outcome.code), reason=outcome.reason, step=step, seconds=round(seconds, 3),

@@ -87,9 +87,15 @@ class Restarts:
 
     def _count_progress(self, folder: RunFolder) -> None:
         saved = self._saved_step(folder)
-        has_more = saved is not None and (self._saved is None or saved > self._saved)
+        began = [
+            event["step"]
+            for event in folder.events()
+            if event["event"] == "resumed" and event["attempt"] == folder.attempt
+        ]
+        before = began[-1] if began else self._saved
+        has_more = saved is not None and (before is None or saved > before)
         self._without_progress = 0 if has_more else self._without_progress + 1
-        self._saved = saved if has_more else self._saved
+        self._saved = saved
 
     def _why_not(self, outcome: Outcome) -> Outcome | None:
         """Return the outcome of the command if no attempt follows."""

@@ -2,26 +2,26 @@
 
 import signal
 import time
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from smalti.base import clock
 from smalti.base.errors import ExitCode
 from smalti.fleet.agent import evidence
-from smalti.fleet.agent.evidence import stacks_of
 from smalti.fleet.agent.pauses import Pause, Pauses
 from smalti.fleet.agent.requests import StopRequests
 from smalti.fleet.agent.watchdog import Hang, Limits, Watchdog
 from smalti.fleet.launch.local import LOST_PEER, LocalRank, Rank
-from smalti.track import collectives
 from smalti.track.progress import Progress, read_slots
 
 if TYPE_CHECKING:
-    from smalti.fleet.nodes.lead import Node, Nodes
+    from smalti.fleet.nodes.lead import Nodes
+    from smalti.fleet.nodes.node import Node
 
 _POLL_S = 0.05
 _KILL_WAIT_S = 4.0
-_ANSWER_S = 1.0
 _ANSWERS = (ExitCode.USAGE, ExitCode.CHECK_FAILED)
 UNSAVED = (-signal.SIGTERM, -signal.SIGINT)
 """Exit codes of a rank that was asked to stop before it trained."""
@@ -90,7 +90,10 @@ class Watch:
             self._collect_deaths()
 
     def _read_slots(self) -> list[Progress]:
-        return read_slots(self._progress) + ([] if self._nodes is None else self._nodes.slots())
+        local: list[Progress] = []
+        with suppress(OSError):  # the file system does not answer
+            local = read_slots(self._progress)
+        return local + ([] if self._nodes is None else self._nodes.slots())
 
     def _loses_a_node(self) -> bool:
         """Return whether a node of the attempt was lost; none of its ranks is blamed, as their state is unknown."""
@@ -113,11 +116,11 @@ class Watch:
             return False
         self.decided_s = clock.now_s()
         folder = self._progress.parent
-        stacks = stacks_of(self.ranks, folder)
-        local = [rank for rank in self.ranks if isinstance(rank, LocalRank)]
-        counts = collectives.ask({rank.rank: rank.nonce for rank in local if rank.code is None}, _ANSWER_S)
-        self.hang = self._watchdog.name(slots, self.ranks, stacks, counts)
-        self.evidence = evidence.write(folder, slots, self.ranks, stacks, counts)
+        here = [rank for rank in self.ranks if isinstance(rank, LocalRank)]
+        look_here = partial(evidence.look, here, folder)
+        seen = look_here() if self._nodes is None else self._nodes.look(look_here)
+        self.hang = self._watchdog.name(slots, self.ranks, seen)
+        self.evidence = evidence.write(folder, slots, self.ranks, seen)
         return True
 
     def kill_all(self) -> None:

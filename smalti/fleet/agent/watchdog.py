@@ -9,9 +9,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from smalti.base import clock
-from smalti.fleet.agent.evidence import waits_in_collective
+from smalti.fleet.agent.evidence import Look, waits_in_collective
 from smalti.fleet.launch.local import Rank
-from smalti.track.collectives import Counts, behind
+from smalti.track.collectives import behind
 from smalti.track.progress import Phase, Progress, unopened
 
 _EVERY_S = 1.0
@@ -102,22 +102,22 @@ class Watchdog:
         still = [slot for slot in slots if self._still_s[slot.rank] >= self._limits.floor_s]
         return slots if hangs or any(running[slot.rank].is_stopped for slot in still) else []
 
-    def name(
-        self, slots: Sequence[Progress], ranks: Sequence[Rank], stacks: dict[int, str], counts: dict[int, Counts]
-    ) -> Hang:
+    def name(self, slots: Sequence[Progress], ranks: Sequence[Rank], seen: Look) -> Hang:
         """Name the guilty rank: stopped; behind; without its batch; fewer collectives; not waiting in a collective.
 
-        counts: collectives that the ranks have started by now.
+        The last needs the stacks of all ranks of other nodes: one that has not arrived says nothing about its rank.
         """
         stopped = {rank.rank for rank in ranks if rank.is_stopped}
-        late = behind(counts)
+        unseen = any(rank.node is not None and not seen.stacks.get(rank.rank) for rank in ranks)
+        working = [] if unseen else [slot for slot in slots if not waits_in_collective(seen.stacks.get(slot.rank, ""))]
+        late = behind(seen.counts)
         tests = (
             ("it is stopped (SIGSTOP or a debugger)", [slot for slot in slots if slot.rank in stopped]),
             ("it is behind the other ranks", _least(slots, _position)),
             ("it waits for its own data", [slot for slot in slots if slot.lacks_batch]),
             ("it has started fewer collectives", _least(slots, lambda slot: slot.collectives)),
             ("the others wait in a collective that it has not started", [slot for slot in slots if slot.rank in late]),
-            ("the others wait in a collective", [slot for slot in slots if not _waits(stacks.get(slot.rank))]),
+            ("the others wait in a collective", working),
         )
         for why, guilty in tests:
             if guilty and (len(guilty) < len(slots) or len(slots) == 1):
@@ -165,7 +165,3 @@ def _position(slot: Progress) -> tuple[int, int]:
 def _least(slots: Sequence[Progress], key) -> list[Progress]:  # type: ignore[no-untyped-def]
     least = min(map(key, slots))
     return [slot for slot in slots if key(slot) == least]
-
-
-def _waits(stack: str | None) -> bool:
-    return stack is not None and waits_in_collective(stack)

@@ -34,6 +34,8 @@ class Finding:
     nodes: tuple[str, ...]
     """Host names; of two nodes that differ from each other, both."""
     message: str
+    speed_frac: float | None = None
+    """Speed of slow links as a share of the usual one; 0 for links that do not work."""
 
 
 def judge(reports: Sequence[Json | None], good: Json | None = None) -> list[Finding]:
@@ -159,7 +161,8 @@ def _links(reports: Sequence[Json | None], slow: Sequence[Finding]) -> list[Find
             else f"{format_bytes(speed)}/s; the median: {format_bytes(median)}/s"
         )
         others = f"with {len(of_node)} of {all_of} partners" if len(ranks) == 1 else "between the two"
-        findings.append(Finding(kind, names, f"all-reduce {others}: {message}"))
+        share = speed / median if median else 0.0
+        findings.append(Finding(kind, names, f"all-reduce {others}: {message}", share))
         bad = {pair: speed for pair, speed in bad.items() if pair not in of_node}
     return findings
 

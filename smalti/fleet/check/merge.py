@@ -17,13 +17,19 @@ _STEADY_FRAC = 0.8
 """Speeds vary, so other work runs beside the check, if a product had less than this share of its best in a round."""
 _MEASURED = ("slow_products", "slow_disk", "slow_link", "link")
 """Kinds of findings that another round may show to have been chance."""
+_CLEAR_FRAC = 0.1
+"""Links with less than this share of the usual speed in four rounds are not so by chance, whatever else runs."""
 
 
 def rounds_needed(reports: Sequence[Json | None], good: Json | None = None) -> int:
     """Return how many rounds are to be measured, as far as the reports of those so far show."""
     rows = [row for report in reports if report is not None for row in report.get("products", ())]
     varies = any(row["slowest_flops_per_s"] < _STEADY_FRAC * row["flops_per_s"] for row in rows)
-    return _ROUNDS[varies, any(finding.kind in _MEASURED for finding in judge(reports, good))]
+    slow = [finding for finding in judge(reports, good) if finding.kind in _MEASURED]
+    is_clear = bool(slow) and all(
+        finding.speed_frac is not None and finding.speed_frac < _CLEAR_FRAC for finding in slow
+    )
+    return _ROUNDS[varies and not is_clear, bool(slow)]
 
 
 def merge(report: Json, measured: Json) -> Json:

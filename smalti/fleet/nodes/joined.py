@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from multiprocessing import AuthenticationError
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -19,11 +20,14 @@ from smalti.base import clock, log
 from smalti.base.env import peer_key
 from smalti.base.errors import DataError, SmaltiError, UserError
 from smalti.base.units import format_seconds
+from smalti.fleet.agent import health
+from smalti.fleet.agent.evidence import look
 from smalti.fleet.agent.memory import free_bytes, owned_folder, remove_leftovers
 from smalti.fleet.agent.requests import StopRequests
 from smalti.fleet.launch.local import LocalRank, start
 from smalti.fleet.neighbour import stream
 from smalti.fleet.neighbour.stream import LOST, Message
+from smalti.fleet.nodes.answers import Answers
 from smalti.fleet.nodes.copies import Copies
 from smalti.fleet.nodes.lead import BEAT_S
 from smalti.track.progress import slot_file
@@ -112,6 +116,7 @@ class _Session:
         self._slots_file: Path | None = None
         self._slots = b""
         self._ended = threading.Event()
+        self._answers = Answers()
         threading.Thread(target=self._read_slots, name="slots", daemon=True).start()
         self._sent_copies: Message = {}
         self._reported: object = None
@@ -175,9 +180,19 @@ class _Session:
         elif message["do"] == "copies":
             if self._copies is not None:
                 self._copies.do(message["job"])
+        elif message["do"] == "check":
+            self._answers.start(message, partial(self._run_check, message))
+        elif message["do"] == "look":
+            ranks, folder = list(self._ranks), self._slots_file and self._slots_file.parent
+            self._answers.start(message, lambda: look(ranks, folder)._asdict() if folder else {})
         elif message["do"] != "beat" and message["start"] == self._number:
             for rank in self._ranks[message["rank"] : message["rank"] + 1]:  # none where they could not be started
                 rank.kill() if message["do"] == "kill" else rank.send(signal.Signals(message["signal"]))
+
+    def _run_check(self, request: Message) -> Message:
+        ended = self._ended.is_set
+        code = health.run(request["command"], request["limit_s"], request["file"], ended, request["environment"])
+        return {"code": code}
 
     def _start(self, message: Message) -> None:
         """Start ranks, when those of an earlier attempt are gone."""
@@ -197,9 +212,11 @@ class _Session:
         self._reported_s = 0.0
 
     def _report(self, *, at_once: bool = False) -> None:
-        """Report to the lead, once a second and when a rank has ended or a job on the copies is done."""
+        """Report to the lead, once a second and when a rank has ended or an answer or a job on the copies is done."""
         codes = [rank.code for rank in self._ranks]
+        answer = self._answers.take()
         new, now_s = (codes, self._copies and self._copies.last_job), clock.now_s()
+        at_once = at_once or answer is not None
         if not at_once and new == self._reported and now_s - self._reported_s < BEAT_S:
             return
         self._reported, self._reported_s = new, now_s
@@ -210,6 +227,7 @@ class _Session:
             "stopped": [rank.is_stopped for rank in self._ranks],
             "slots": base64.b64encode(self._slots).decode(),
             "leaves": self._requests.any,
+            "answer": answer,
             "copies": self._changed_copies(),
         }
         stream.send_message(self._connection, report)

@@ -2,28 +2,29 @@
 
 import base64
 import os
-import signal
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from multiprocessing.connection import Connection
 from pathlib import Path
 
 from smalti import __version__
 from smalti.base import clock, log
 from smalti.base.env import peer_key
-from smalti.base.errors import DataError, ExitCode, SmaltiError, UserError
+from smalti.base.errors import ExitCode, SmaltiError, UserError
 from smalti.base.units import format_bytes, format_seconds
 from smalti.config.durations import to_seconds
 from smalti.config.nodes import NodesConfig
+from smalti.fleet.agent.evidence import Look
+from smalti.fleet.agent.health import Check
 from smalti.fleet.launch.local import Rank, free_port
 from smalti.fleet.launch.local import start as start_here
 from smalti.fleet.neighbour import stream
-from smalti.fleet.neighbour.stream import LOST, Message
+from smalti.fleet.neighbour.stream import Message
 from smalti.fleet.nodes.copies import Copies
+from smalti.fleet.nodes.node import Node, RemoteRank
 from smalti.fleet.nodes.replication import LocalNode, Replication
 from smalti.track.progress import Progress, slots_in
 from smalti.track.run import RunFolder
@@ -32,121 +33,12 @@ BEAT_S = 1.0
 """How often each side sends at least."""
 _SILENT_S = 3.0
 _POLL_S = 0.1
-
-
-class Node:
-    """A node that has joined."""
-
-    def __init__(self, name: str, connection: Connection) -> None:
-        self.name = name
-        self.why: str | None = None
-        """Why it was lost; None while it is there."""
-        self.is_leaving = False
-        """It is to be stopped: the run is to continue without it."""
-        self.is_suspect = False
-        """A rank on it keeps failing: others are chosen first."""
-        self._connection = connection
-        self._sending = threading.Lock()
-        self._received_s = clock.now_s()
-        self._lost_s: float | None = None
-        self._status: Message = {}
-        self._copies: Message = {}
-
-    @property
-    def silent_s(self) -> float:
-        """Seconds since the last message from it; of one that was lost, until then."""
-        return (self._lost_s or clock.now_s()) - self._received_s
-
-    @property
-    def is_lost(self) -> bool:
-        """Whether it was lost."""
-        return self.why is not None
-
-    def report(self) -> Message:
-        """Return what it has reported about its copies in memory (``Copies.report``)."""
-        return self._copies
-
-    def do(self, job: Message) -> None:
-        """Begin a job on its copies (``Copies.do``)."""
-        self.send({"do": "copies", "job": job})
-
-    def status(self, number: int) -> Message:
-        """Return what it has reported about the ranks of this start; empty before."""
-        status = self._status
-        return status if status.get("start") == number else {}
-
-    def listen(self, lease_s: float) -> None:
-        """Receive its reports until it is lost."""
-        try:
-            while True:
-                message = stream.receive_message(self._connection)
-                self._received_s = clock.now_s()
-                self.is_leaving = self.is_leaving or bool(message.get("leaves"))
-                self._copies = {**self._copies, **message.get("copies", {})}  # only what has changed is sent
-                self._status = message
-        except BlockingIOError:
-            self.lose(f"it was silent for {format_seconds(lease_s)}")
-        except DataError as error:
-            self.lose(error.message)
-        except LOST as error:
-            self.lose(f"its agent ended, or the connection broke ({type(error).__name__})")
-
-    def lose(self, why: str) -> None:
-        """Send and believe nothing more."""
-        self._lost_s = self._lost_s or clock.now_s()
-        self.why = self.why or why
-        with suppress(OSError), socket.fromfd(self._connection.fileno(), socket.AF_INET, socket.SOCK_STREAM) as shared:
-            shared.shutdown(socket.SHUT_RDWR)  # ends a read of another thread too
-
-    def send(self, message: Message) -> None:
-        """Send a message; a failure is the loss of the node."""
-        if self.why is not None:
-            return
-        try:
-            with self._sending:
-                stream.send_message(self._connection, message)
-        except LOST as error:
-            self.lose(f"nothing can be sent to it: {error}")
-
-
-@dataclass(kw_only=True)
-class RemoteRank(Rank):
-    """A rank that the agent of another node has started."""
-
-    agent: Node
-    number: int
-    """Of the start."""
-    index: int
-    """Among the ranks of its node."""
-
-    @property
-    def pid(self) -> int:
-        return int(self._of("pids") or 0)
-
-    @property
-    def code(self) -> int | None:
-        code: int | None = self._of("codes")
-        return -signal.SIGKILL if code is None and self.agent.why is not None else code
-
-    @property
-    def has_ended(self) -> bool:
-        """Whether its end was reported."""
-        return self._of("codes") is not None
-
-    @property
-    def is_stopped(self) -> bool:
-        return bool(self._of("stopped"))
-
-    def send(self, number: signal.Signals) -> None:
-        self.agent.send({"do": "signal", "start": self.number, "rank": self.index, "signal": int(number)})
-
-    def kill(self) -> None:
-        self.killed_by_us = self.killed_by_us or self.code is None
-        self.agent.send({"do": "kill", "start": self.number, "rank": self.index})
-
-    def _of(self, name: str):  # type: ignore[no-untyped-def]
-        values = self.agent.status(self.number).get(name)
-        return None if values is None else values[self.index]
+_COPIES_S = 0.5
+"""Between two looks at copies in memory, which list all of their files."""
+_CHECK_S = 5.0
+"""More for the results of the checks of other nodes."""
+_LOOK_S = 5.0
+"""For stacks and counts of the ranks of other nodes, which then lack where all was silent."""
 
 
 class Nodes:
@@ -171,6 +63,10 @@ class Nodes:
         """The other nodes of the present attempt."""
         self._started: list[RemoteRank] = []
         self._number = 0
+        self._excluded: dict[str, str] = {}
+        """Names of nodes that are not admitted any more -> why."""
+        self._refused: dict[str, str] = {}
+        """Names of nodes that were refused -> why."""
         self._change = threading.Lock()
         self._ended = threading.Event()
         serving = (listener, key, self._answer, lease_s)
@@ -226,13 +122,15 @@ class Nodes:
             if count is not None and self._choose(count):
                 log.get("fleet").warning("continuing on %d of %d ranks: no node has joined", count, self._ranks)
                 return count
-            there = f"{', '.join([self.name, *(node.name for node in self._usable())])} of {self._count(ranks)} nodes"
+            names, wanted = [self.name, *(node.name for node in self._usable())], self._count(ranks)
+            joined = f"{len(names)} of {wanted} nodes {'has' if len(names) == 1 else 'have'} joined"
+            joined, lacks = f"{joined} ({', '.join(names)})", wanted - len(names)
             if waited_s >= self._wait_s:
-                text = "no node has joined at %s within %s: %s; run 'smalti fleet join %s' on another"
-                log.get("fleet").error(text, self._address, format_seconds(self._wait_s), there, self._address)
+                text = "%s within %s; run 'smalti fleet join %s' on %d more"
+                log.get("fleet").error(text, joined, format_seconds(self._wait_s), self._address, lacks)
                 return None
             if not is_logged:
-                log.get("fleet").info("waiting for nodes to join at %s: %s are there", self._address, there)
+                log.get("fleet").info("%s; waiting for %d more at %s", joined, lacks, self._address)
                 is_logged = True
             time.sleep(_POLL_S)
         return None
@@ -315,6 +213,63 @@ class Nodes:
             log.get("fleet").warning("a spare takes the place of node %s, whose rank %d keeps failing", node.name, rank)
         return has_spare
 
+    def look(self, look_here: Callable[[], Look]) -> Look:
+        """Return the stacks and counts of collectives of all ranks. look_here: of those of this node."""
+        others = [node for node in self._used if not node.is_lost]
+        asked = [node.ask({"do": "look"}) for node in others]
+        here = look_here()
+        stacks, counts = dict(here.stacks), dict(here.counts)
+        for answer in self._answers(others, asked, _LOOK_S):
+            stacks |= {int(rank): stack for rank, stack in answer.get("stacks", {}).items()}
+            counts |= {int(rank): count for rank, count in answer.get("counts", {}).items()}
+        return Look(stacks, counts)
+
+    def check(
+        self,
+        command: str,
+        limit_s: float,
+        logs: Path,
+        run_here: Callable[[Mapping[str, str]], Check],
+        stops: Callable[[], bool] = lambda: False,
+    ) -> list[Check]:
+        """Run a command that checks a node on all nodes of the attempt, as one rank on each; this node is the first.
+
+        logs: folder of the output. run_here: runs it on this node, with these variables. stops: whether to wait no
+        longer for the others.
+        """
+        others = [node for node in self._used if not node.is_lost]
+        where = {"WORLD_SIZE": str(1 + len(others)), "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1",
+                 "MASTER_ADDR": self._host, "MASTER_PORT": str(free_port(self._host))}  # fmt: skip
+        files = [logs / f"health-{rank}.log" for rank in range(1, 1 + len(others))]
+        request, end_s = {"do": "check", "command": command, "limit_s": limit_s}, clock.now_s() + limit_s + _CHECK_S
+        asked = [
+            node.ask({**request, "file": str(file), "environment": {**where, "RANK": str(rank)}})
+            for rank, (node, file) in enumerate(zip(others, files, strict=True), start=1)
+        ]
+        here = run_here({**where, "RANK": "0"})
+        answers = self._answers(others, asked, end_s - clock.now_s(), stops)
+        results = zip(others, answers, files, strict=True)
+        return [here, *(Check(node.name, answer.get("code"), file) for node, answer, file in results)]
+
+    def _answers(
+        self, nodes: Sequence[Node], asked: Sequence[int], limit_s: float, stops: Callable[[], bool] = lambda: False
+    ) -> list[Message]:
+        """Wait for the answers of nodes, and return them; empty ones of those that do not answer in time."""
+        pairs, end_s = list(zip(nodes, asked, strict=True)), clock.now_s() + limit_s
+        while clock.now_s() < end_s and not stops():
+            if all(node.is_lost or node.answer(number) is not None for node, number in pairs):
+                break
+            time.sleep(_POLL_S)
+        return [node.answer(number) or {} for node, number in pairs]
+
+    def exclude(self, name: str, why: str) -> None:
+        """Leave a node out from now on; its agent ends, or is refused."""
+        with self._change:
+            self._excluded[name] = why
+        for node in [node for node in self._usable() if node.name == name]:
+            node.send({"do": "end", "code": int(ExitCode.RETRY)})
+            node.lose(why)
+
     def leaving(self) -> str | None:
         """Return the name of a node of the attempt that is to be stopped."""
         return next((node.name for node in self._used if node.is_leaving), None)
@@ -351,7 +306,9 @@ class Nodes:
         try:
             refused = self._admit(node, str(request["smalti"]), int(request["free_bytes"]))
             if refused is not None:
-                log.get("fleet").warning("%s was refused: %s", host, refused)
+                if self._refused.get(node.name) != refused:  # it tries again each second
+                    log.get("fleet").warning("%s was refused: %s", host, refused)
+                self._refused[node.name] = refused
                 stream.send_message(connection, {"refused": refused})
                 return
             node.listen(self._lease_s)
@@ -372,6 +329,8 @@ class Nodes:
         with self._change:
             if self._ended.is_set():
                 return "the run has ended"
+            if node.name in self._excluded:
+                return self._excluded[node.name]
             if node.name in (self.name, *(other.name for other in self._joined)):
                 return f"a node {node.name} is there already; --name gives another name"
             node.send({"run": self._run, "lease_s": self._lease_s, "memory_bytes": self._memory_bytes})
@@ -388,7 +347,7 @@ class Nodes:
                 node.send({"do": "beat"})
 
     def _replicate(self, replication: Replication) -> None:
-        while not self._ended.wait(_POLL_S):
+        while not self._ended.wait(_COPIES_S):
             replication.look()
 
 

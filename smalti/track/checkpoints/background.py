@@ -71,7 +71,6 @@ class BackgroundCopies:
         self._config = config
         self._check = check
         self._prune = prune
-        self._waiting: Path | None = None
         self._busy = False
         self._results: list[tuple[str, Copied | Exception]] = []
         self._change = threading.Condition()
@@ -178,10 +177,11 @@ def _hold(checkpoint: Path) -> _Held:
 
 
 def _hold_open(checkpoint: Path) -> _Held:
-    """Hold open files, in a folder of links to their descriptors; nothing where the limit of open files is reached."""
-    folder = Path(tempfile.mkdtemp(prefix="smalti-copy-"))
-    held = _Held(checkpoint.name, folder, folder)
+    """Hold open files, in a folder of links to their descriptors; nothing where the limit of open files is reached or
+    the temporary folder takes no files."""
+    held = _Held(checkpoint.name, checkpoint)
     try:
+        held.folder = held.temporary = folder = Path(tempfile.mkdtemp(prefix="smalti-copy-"))
         for path in [path for path in checkpoint.rglob("*") if path.is_file()]:
             file = held.files.enter_context(open(path, "rb"))  # noqa: SIM115
             link = folder / path.relative_to(checkpoint)

@@ -9,12 +9,13 @@ is complete on disk only when each part matched its digest; a store that fails r
 without checkpoints. One process of a job uses this, so metadata is read once. The memory is ``THREADS + 1`` parts.
 """
 
+import json
 import os
 import shutil
 import socket
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from smalti.base import clock, cloud, disk, log, store
@@ -26,6 +27,7 @@ from smalti.track.checkpoints.copy_format import MARK, Damaged, File, Index, Mar
 from smalti.track.checkpoints.marks import BLESSED, VERIFIED, is_mark, is_wanted
 from smalti.track.checkpoints.names import NoneUsable, folder_name, is_name, step_of
 from smalti.track.checkpoints.parts import Part, part_digest, read_parts
+from smalti.track.checkpoints.retention import set_aside
 
 Check = Callable[[str | None], None]
 """Called with the ``config.yaml`` of a copy; raises where it is of another run."""
@@ -110,9 +112,9 @@ class Copies:
     def fetch(self, step: int, folder: str | Path, *, check: Check | None = None) -> Path:
         """Download the copy of ``step`` into ``folder/step-...``, whole or not at all, and return that path.
 
-        What is there is replaced, and its marks hold for the copy. Raises Damaged where an object is missing or has
-        other bytes, DataError where there is no complete copy, RetryableError where the store fails or the disk is
-        full.
+        What is there is replaced, and its marks hold for the copy; a checkpoint of another run or step is renamed to
+        ``rejected-step-...`` with its marks. Raises Damaged where an object is missing or has other bytes,
+        DataError where there is no complete copy, RetryableError where the store fails or the disk is full.
         """
         name = folder_name(step)
         index = self.index(name)
@@ -127,9 +129,14 @@ class Copies:
                 self._write_files(name, index, temporary)
                 digest = sha256_bytes((temporary / "manifest.json").read_bytes())
                 store.write_text(temporary / MARK, digest + "\n")
+                reason = None
+                with suppress(DataError, ValueError):  # none is there, or it is damaged
+                    reason = manifest.misplaced(final)
+                if reason is not None:
+                    log.get("checkpoint").warning("%s is renamed to %s: %s", final, set_aside(final), reason)
                 for mark in sorted({path.name for path in final.glob("*") if is_mark(path.name)} - {VERIFIED}):
                     shutil.copyfile(final / mark, temporary / mark)
-                shutil.rmtree(final, ignore_errors=True)  # not complete or damaged, or it would have been used
+                shutil.rmtree(final, ignore_errors=True)  # not complete, or damaged
                 os.replace(temporary, final)
         except BaseException:
             shutil.rmtree(temporary, ignore_errors=True)
@@ -165,13 +172,17 @@ class Copies:
         return ordered(lambda job: self.part(name, *job), jobs, THREADS)
 
     def fault(self, name: str, read: Callable[[int], None] = lambda _: None) -> str | None:
-        """Return why a complete copy is damaged, or None. read: called with the bytes of each part."""
+        """Return why a complete copy is damaged or of another step or run, or None. read: called with the bytes of each
+        part."""
         try:
-            for data in self.parts(name, self.index(name)):
+            index = self.index(name)
+            for data in self.parts(name, index):
                 read(len(data))
+            states = tuple(file for file in index.files if file.name == "train_state.json")
+            state = json.loads(b"".join(self.parts(name, replace(index, files=states))) or "{}")
+            return manifest.of_another_place(state, name, index.config, store.join(self.url, name))
         except Damaged as error:
             return error.message
-        return None
 
     def marks(self, name: str) -> set[str]:
         """Return the marks of a copy (``marks.py``), of one listing."""

@@ -8,6 +8,7 @@ their digests are not written again.
 import os
 import shutil
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from smalti.base import store
@@ -16,6 +17,7 @@ from smalti.base.errors import DataError
 from smalti.base.objects import Requests
 from smalti.track.checkpoints import manifest
 from smalti.track.checkpoints.copies import Copies
+from smalti.track.checkpoints.manifest import CONFIG
 from smalti.track.checkpoints.names import complete
 
 _CHUNK_BYTES = 1 << 22
@@ -28,6 +30,7 @@ def copy_to(checkpoint: Path, target: str, read: Read = lambda _: None) -> str:
     """Copy a checkpoint into ``target``, under its own name; returns the place of the copy.
 
     In an object store it has the form of ``copies.py``, with the ``config.yaml`` of its run; ``read`` is not called.
+    Raises DataError where it is damaged or the target has checkpoints of another run.
     """
     reason = manifest.misplaced(checkpoint)
     if reason is not None:
@@ -35,8 +38,9 @@ def copy_to(checkpoint: Path, target: str, read: Read = lambda _: None) -> str:
     if store.is_local(target):
         return str(copy_to_folder(checkpoint, Path(target), read))
     config = checkpoint.parent.parent / "config.yaml"
-    text = config.read_text(encoding="utf-8") if config.is_file() else None
-    return Copies(target, Requests()).upload(checkpoint, config=text).url
+    text = config.read_text(encoding="utf-8") if config.is_file() else manifest.read_state(checkpoint).get(CONFIG)
+    check = partial(require_one_run, text, target)
+    return Copies(target, Requests()).upload(checkpoint, config=text, check=check).url
 
 
 def copy_to_folder(checkpoint: Path, target: Path, read: Read = lambda _: None) -> Path:
@@ -52,7 +56,7 @@ def copy_to_folder(checkpoint: Path, target: Path, read: Read = lambda _: None) 
     if final.exists():
         _require_same(checkpoint, final, read)
         return final
-    _require_same_run(checkpoint, target)
+    require_folder_of(manifest.read_state(checkpoint).get(CONFIG), target)
     temporary = target / f".{checkpoint.name}.copy"
     with writing(target):
         try:
@@ -81,13 +85,25 @@ def _require_same(checkpoint: Path, final: Path, read: Read) -> None:
         )
 
 
-def _require_same_run(checkpoint: Path, target: Path) -> None:
-    """Raise DataError where the folder has a checkpoint of another run."""
-    state = manifest.read_state(checkpoint)
+def require_folder_of(config: str | None, target: Path) -> None:
+    """Raise DataError where the folder has a checkpoint of another run than that of ``config``, or is of its run
+    folder."""
+    run = target.absolute().parent / "config.yaml"
+    if run.is_file():
+        require_one_run(config, target, run.read_text(encoding="utf-8"))
     for name in complete(target)[:1]:
-        there = manifest.read_state(target / name)
-        if manifest.CONFIG in state and manifest.of_another_run(there, state[manifest.CONFIG], str(checkpoint)):
-            raise DataError(f"{target} has checkpoints of another run", hint="name another folder")
+        require_one_run(config, target, manifest.read_state(target / name).get(CONFIG))
+
+
+def require_one_run(config: str | None, target: str | Path, there: str | None) -> None:
+    """Raise DataError where two configs are of different runs; before and after a fork it is one run."""
+    if config is None or there is None:
+        return
+    if all(
+        manifest.of_another_run({CONFIG: saved}, other, str(target))
+        for saved, other in ((config, there), (there, config))
+    ):
+        raise DataError(f"{target} has checkpoints of another run", hint="name another folder or store")
 
 
 def _copy(root: Path, target: Path, entry: manifest.Entry) -> None:

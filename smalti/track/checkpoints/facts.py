@@ -5,11 +5,14 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from smalti.base.errors import DataError
+from smalti.base.errors import DataError, SmaltiError
+from smalti.config.load import load
+from smalti.config.run import RunConfig
+from smalti.track.attempts import attempts, log_folder
 from smalti.track.checkpoints import manifest
 from smalti.track.checkpoints.marks import BLESSED, VERIFIED, marked_at
 from smalti.track.checkpoints.names import PEER_MEMORY, folder_name, size_bytes, step_of
-from smalti.track.checkpoints.retention import roles
+from smalti.track.checkpoints.retention import Keep, durable_names, roles
 from smalti.track.events import read_events
 from smalti.track.sinks.jsonl import read_metrics
 
@@ -39,6 +42,10 @@ class CheckpointFacts:
     """A model registry has it (``smalti models``)."""
     protected: bool
     newest: bool
+    last: bool
+    """One of the newest, which ``train.checkpoint.keep.last`` keeps; not of the newest itself."""
+    every: bool
+    """``train.checkpoint.keep.every`` keeps it for good."""
     parent: int | None
     """Step of the checkpoint before it, from which it was trained; None: from the start of the run."""
     attempt: int | None
@@ -61,9 +68,21 @@ def checkpoints(run: Path, events: Sequence[Mapping[str, Any]] | None = None) ->
     history = _History(read_events(run) if events is None else events)
     folder = run / "checkpoints"
     blocked = _blocked(run)
-    role_of = roles(folder)
+    role_of = _with_retention(run, roles(folder))
     copied = {folder_name(step): () for step, urls in history.copies.items() if urls}
     return [_facts(folder / name, role_of.get(name), history, blocked) for name in sorted({**copied, **role_of})]
+
+
+def _with_retention(run: Path, role_of: Mapping[str, Sequence[str]]) -> dict[str, Sequence[str]]:
+    """Return the roles (newest first) with ``last`` and ``every``, by the config of the newest attempt."""
+    placed = log_folder(run, max(attempts(run), default=0)) / "config.yaml"
+    try:
+        config = load(RunConfig, str(placed if placed.is_file() else run / "config.yaml")).config
+    except (SmaltiError, OSError):  # of another version, or none
+        return dict(role_of)
+    names, keep = list(role_of), Keep.of(config.train.checkpoint.keep_section, config.length)
+    kept_as = {"last": names[1 : keep.last], "every": durable_names(names, keep)}
+    return {name: [*role, *(word for word in kept_as if name in kept_as[word])] for name, role in role_of.items()}
 
 
 class _History:
@@ -116,6 +135,8 @@ def _facts(path: Path, role: Sequence[str] | None, history: _History, blocked: M
         registered="registered" in (role or ()),
         protected="protected" in (role or ()),
         newest="newest" in (role or ()),
+        last="last" in (role or ()),
+        every="every" in (role or ()),
         parent=history.parents.get(step),
         attempt=saved.get("attempt"),
         here=here,

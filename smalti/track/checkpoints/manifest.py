@@ -108,11 +108,16 @@ def misplaced(root: Path) -> str | None:
     """Return why a valid checkpoint is not the one that belongs there: of another step, or of another run."""
     if not is_name(root.name):
         return None
-    state = read_state(root)
-    if (step := state.get("step", step_of(root))) != step_of(root):
-        return f"it is the checkpoint of step {step}, in a folder that is named for another step"
     config = root.absolute().parent.parent / "config.yaml"
-    return of_another_run(state, config.read_text(encoding="utf-8"), str(config)) if config.is_file() else None
+    text = config.read_text(encoding="utf-8") if config.is_file() else None
+    return of_another_place(read_state(root), root.name, text, str(config))
+
+
+def of_another_place(state: Mapping[str, Any], name: str, config: str | None, label: str) -> str | None:
+    """Return why a checkpoint with this state is not that of a name and, unless it is None, a config."""
+    if (step := state.get("step", step_of(name))) != step_of(name):
+        return f"it is the checkpoint of step {step}, in a folder that is named for another step"
+    return None if config is None else of_another_run(state, config, label)
 
 
 def of_another_run(state: Mapping[str, Any], config: str, label: str) -> str | None:

@@ -7,7 +7,7 @@ leftovers are removed before the next save.
 import os
 import re
 import shutil
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
@@ -21,7 +21,7 @@ from smalti.config.train import KeepConfig
 from smalti.track.checkpoints.marks import BLESSED, PROTECTED, is_marked, is_registered
 from smalti.track.checkpoints.names import BEST, best, complete, is_name, step_of
 
-_TEMPORARY = re.compile(r"\.(step-\d+)\.tmp")
+_TEMPORARY = re.compile(r"\.step-\d+\.(?:tmp|fetching)")
 _TEMPORARY_FILE = re.compile(r"\.(?:latest|best)\.(\d+)\.tmp")
 """Of ``store.write_text``: the number is that of the process."""
 _REJECTED = re.compile(r"rejected-(step-\d+)(\.\d+)?")
@@ -86,15 +86,20 @@ def prune(folder: Path, step: int, keep: Keep | int) -> None:
 
 def kept_names(names: Sequence[str], keep: Keep, is_blessed: Callable[[str], bool]) -> set[str]:
     """Return the names that ``keep`` asks for, of ``names`` (newest first)."""
-    kept = set(names[: keep.last])
-    if keep.interval is not None:
-        first = {keep.interval(step_of(name)): name for name in names}  # the oldest of each interval is set last
-        kept |= {name for number, name in first.items() if number > 0}
+    kept = {*names[: keep.last], *durable_names(names, keep)}
     if keep.blessed:
         blessed = [name for name in names if is_blessed(name)]
         kept |= set(blessed[: keep.blessed])
         kept |= set(names[: names.index(blessed[0])][-1:] if blessed else names[-1:])
     return kept
+
+
+def durable_names(names: Sequence[str], keep: Keep) -> set[str]:
+    """Return the first of each interval of ``train.checkpoint.keep.every``, of ``names`` (newest first)."""
+    if keep.interval is None:
+        return set()
+    first = {keep.interval(step_of(name)): name for name in names}  # the oldest of each interval is set last
+    return {name for number, name in first.items() if number > 0}
 
 
 def roles(folder: Path) -> dict[str, tuple[str, ...]]:
@@ -131,17 +136,15 @@ def delete(path: Path) -> None:
 # ---- before a save --------------------------------------------------------------------------------------------------
 
 
-def make_room(
-    folder: Path, needed_bytes: float | None = None, *, report: Report = _log, running: Collection[int] = ()
-) -> None:
+def make_room(folder: Path, needed_bytes: float | None = None, *, report: Report = _log) -> None:
     """Remove leftovers; where the disk has less than ``needed_bytes`` free, warn and delete the oldest checkpoints.
 
-    needed_bytes: None for the size of the newest checkpoint and 5 % more. running: the steps of saves that have not
-    ended. Deleted are those that were rejected, then the oldest, until the save fits; never the newest, the newest
-    blessed, the best, registered or protected ones. Nothing is deleted where all of them would not be enough. A warning
-    comes already where the disk has room for this save only. Raises OSError where something cannot be deleted.
+    needed_bytes: None for the size of the newest checkpoint and 5 % more. Deleted are those that were rejected, then
+    the oldest, until the save fits; never the newest, the newest blessed, the best, registered or protected ones.
+    Nothing is deleted where all of them would not be enough. A warning comes already where the disk has room for this
+    save only. Raises OSError where something cannot be deleted.
     """
-    remove_leftovers(folder, running)
+    remove_leftovers(folder)
     newest = complete(folder)[:1]
     if not newest:  # nothing that could be deleted
         return
@@ -163,17 +166,15 @@ def make_room(
         report(step=step_of(path.name.removeprefix("rejected-").partition(".")[0]), path=str(path), reason=reason)
 
 
-def remove_leftovers(folder: Path, running: Collection[int] = ()) -> None:
-    """Remove what killed saves and deletions have left, but for the steps ``running``. Raises OSError."""
+def remove_leftovers(folder: Path) -> None:
+    """Remove what killed saves, restores and deletions have left; none of them runs. Raises OSError."""
     whole = complete(folder)
     for name in os.listdir(folder) if folder.is_dir() else ():
         file = _TEMPORARY_FILE.fullmatch(name)
         if file and int(file[1]) != os.getpid():
             (folder / name).unlink(missing_ok=True)
-        temporary = _TEMPORARY.fullmatch(name)
-        if not (temporary or is_name(name)) or name in whole or (folder / name).is_symlink():
-            continue
-        if step_of(temporary[1] if temporary else name) not in running:
+        is_left = _TEMPORARY.fullmatch(name) or (is_name(name) and name not in whole)
+        if is_left and not (folder / name).is_symlink():
             delete(folder / name)
 
 
@@ -210,10 +211,7 @@ def set_aside_newer(path: str | Path) -> list[str]:
     moved = []
     for name in complete(folder):
         if step_of(name) > step_of(path):
-            aside = _free_name(folder, f"rejected-{name}")
-            shutil.rmtree(aside, ignore_errors=True)
-            os.replace(folder / name, aside)
-            moved.append(str(aside))
+            moved.append(str(set_aside(folder / name)))
     file = folder / BEST
     name = file.read_text(encoding="utf-8").strip() if file.is_file() else ""
     if is_name(name) and step_of(name) > step_of(path):
@@ -221,7 +219,10 @@ def set_aside_newer(path: str | Path) -> list[str]:
     return moved
 
 
-def _free_name(folder: Path, name: str) -> Path:
-    """Return a path of this name, or with a number where a protected or registered checkpoint has it."""
+def set_aside(path: Path) -> Path:
+    """Rename a checkpoint to ``rejected-step-...``, with a number where one has that name, and return its new path."""
+    name = f"rejected-{path.name}"
     names = (name, *(f"{name}.{number}" for number in range(1, 10_000)))
-    return next(folder / each for each in names if not _must_stay(folder / each))
+    aside = next(path.with_name(each) for each in names if not os.path.lexists(path.with_name(each)))
+    os.replace(path, aside)
+    return aside

@@ -2,7 +2,7 @@
 
 Lengths of attempts are of the monotonic clock. A clock of the day that was set in an attempt is corrected after it.
 An attempt whose agent was killed has no event of its end. It ends with its last sign of life: an event, a change of
-phase in a slot, or (the last attempt) the heartbeat.
+phase in a slot, or (the last attempt) the heartbeat. An event that a command may add at any time is none.
 """
 
 import json
@@ -17,15 +17,19 @@ from smalti.base.errors import ExitCode
 from smalti.track.attempts import attempts as attempt_numbers
 from smalti.track.attempts import log_folder
 from smalti.track.events import read_events
+from smalti.track.owner import with_owner
 from smalti.track.progress import Progress, read_slots
 
 SILENT_S = 600.0
-"""A run without a sign of life for this long, and without an end, is taken as killed at its last sign."""
+"""A run without a sign of life for this long, and without an end, is taken as killed at its last sign; at once where
+its process is known to have ended."""
 
 _CLOCK_SET_S = 1.0
 """A clock of the day that differs by more from the monotonic one over an attempt was set meanwhile."""
 FAULTS = ("node_lost", "rank_died", "rank_hung", "rank_unresponsive", "oom", "not_finite")
 """Events of a fault of an attempt."""
+_OF_COMMANDS = ("checkpoint_copied", "checkpoint_deleted")
+"""Events that ``smalti runs checkpoints`` also writes, after an attempt has ended."""
 _ENDED_BY_REQUEST = (ExitCode.DONE, ExitCode.INTERRUPTED, ExitCode.TERMINATED)
 
 
@@ -85,7 +89,7 @@ def read_history(folder: str | Path, now_s: float) -> History:
     root = Path(folder)
     events = read_events(root)
     numbers = sorted({*attempt_numbers(root), *(n for event in events if isinstance(n := event.get("attempt"), int))})
-    status = _json(root / "status.json")
+    status = with_owner(root, _json(root / "status.json"))
     attempts: list[Attempt] = []
     running, set_s = False, 0.0
     for number in numbers:
@@ -156,7 +160,8 @@ def _end_s(
     ended = _first(events, "attempt_ended")
     if ended is not None and isinstance(ended.get("seconds"), int | float):
         return start_s + float(ended["seconds"])
-    signs = [*_times(events), *map(last_change_s, slots), *([] if heartbeat_s is None else [heartbeat_s])]
+    times = _times(event for event in events if event["event"] not in _OF_COMMANDS)
+    signs = [*times, *map(last_change_s, slots), *([] if heartbeat_s is None else [heartbeat_s])]
     return max([start_s, *signs])
 
 

@@ -45,6 +45,8 @@ class Facts:
     data: dict[str, Any] = field(default_factory=dict)
     """Digests of the data, its past and its tokenizer, as in the checkpoint; path and digest of each source."""
     scores: Scores = field(default_factory=dict)
+    weights: str | None = None
+    """``moving average`` or ``mean of steps 10, 20``; None: the weights of ``step``."""
 
 
 def read_facts(folder: str | Path) -> Facts:
@@ -63,7 +65,7 @@ def read_facts(folder: str | Path) -> Facts:
         return Facts(kind, str(path), content)
     run, step = Path(record["run_folder"]), int(record["step"])
     state = run / "checkpoints" / folder_name(step) / "train_state.json"
-    facts = Facts(kind, str(path), content, run=record["run"], step=step)
+    facts = Facts(kind, str(path), content, run=record["run"], step=step, weights=weights_of(record))
     return _with_run(facts, run, store.read_json(state) if state.is_file() else {})
 
 
@@ -116,8 +118,15 @@ def _with_run(facts: Facts, run: Path, state: Mapping[str, Any]) -> Facts:
         step=step,
         tokens=None if tokens is None else int(tokens),
         data=_data(config, state.get("stream") or {}),
-        scores=_scores(run, step),
+        scores=_scores(run, step, facts.weights),
+        weights=facts.weights,
     )
+
+
+def weights_of(record: Mapping[str, Any]) -> str | None:
+    """Return which weights the record of an export says it has; None: those of one checkpoint."""
+    steps = record.get("averaged_steps")
+    return "moving average" if record.get("ema") else f"mean of steps {', '.join(map(str, steps))}" if steps else None
 
 
 def _config(run: Path) -> dict[str, Any] | None:
@@ -140,15 +149,17 @@ def _data(config: Mapping[str, Any], stream: Mapping[str, Any]) -> dict[str, Any
     return {key: value for key, value in (known | {"sources": sources}).items() if value}
 
 
-def _scores(run: Path, step: int | None) -> Scores:
-    """Return the scores of all evaluations in the run folder of exactly this step."""
+def _scores(run: Path, step: int | None, weights: str | None) -> Scores:
+    """Return the scores of all evaluations in the run folder of exactly this step and these weights."""
     scores: Scores = {}
     for path in sorted(run.glob("evals/*/*/results.json"), key=lambda path: path.parent.name):
         try:
             results = store.read_json(path)
         except DataError:
             continue
-        if isinstance(results, dict) and step is not None and results.get("step") == step:
+        if not isinstance(results, dict) or step is None:
+            continue
+        if (results.get("step"), results.get("weights")) == (step, weights):
             scores = merged(scores, scores_of(results))
     return scores
 

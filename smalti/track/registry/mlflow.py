@@ -71,6 +71,7 @@ def _facts(version: Version) -> dict[str, str]:
         "digest": version.digest,
         "kind": version.kind,
         "step": version.step,
+        "weights": version.weights,
         "tokens": version.tokens,
         "data": version.data.get("digest"),
         "path": without_home(version.path),

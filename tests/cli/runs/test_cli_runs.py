@@ -182,6 +182,7 @@ def test_report_of_one_and_of_several(place: Path, tmp_path: Path, capsys: pytes
 
 def test_only_the_newest_attempt_may_be_still_running() -> None:
     attempts = [{"attempt": number, "from_step": 0} for number in range(2)]
-    first, newest = show._attempts_text(attempts).splitlines()[-2:]
+    first, newest = show._attempts_text(attempts, state="running").splitlines()[-2:]
     assert first.endswith("killed: no end was recorded")
     assert newest.endswith("still running, or killed with its machine")
+    assert show._attempts_text(attempts, state="killed").endswith("killed: no end was recorded")

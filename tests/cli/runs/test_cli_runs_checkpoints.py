@@ -4,9 +4,12 @@ import json
 from pathlib import Path
 
 import pytest
+import toy_run
 from cli_in_process import run_cli
 from synthetic_checkpoint import steps_in, write_checkpoint
 from synthetic_run import write_run
+
+from smalti.track.run import config_text
 
 
 @pytest.fixture
@@ -35,6 +38,18 @@ def test_the_list_is_the_default_command(work: Path) -> None:
     assert json.loads(run_cli(work, "runs", "show", "demo", "--json").stdout)["checkpoints"] == rows
     assert "450                    -    3.6k  136 B  newest" in run_cli(work, "runs", "show", "demo").stdout
     assert run_cli(work, "runs", "checkpoints", "nothing").returncode == 2
+
+
+def test_what_the_section_keep_keeps_is_named(work: Path) -> None:
+    keep = {"last": 2, "every": "150step", "blessed": 0}
+    config = toy_run.config(work, duration="600step", checkpoint={"every": "150step", "keep": keep})
+    (work / "runs/demo/config.yaml").write_text(config_text(config))
+    rows = json.loads(run_cli(work, "runs", "checkpoints", "--json", "runs/demo").stdout)
+    assert [(row["newest"], row["last"], row["every"]) for row in rows] == [
+        (False, False, True), (False, True, True), (True, False, True),
+    ]  # fmt: skip
+    lines = run_cli(work, "runs", "checkpoints", "runs/demo").stdout.splitlines()
+    assert [line.split("  ")[-1].strip() for line in lines] == ["kept as", "every", "last, every", "newest, every"]
 
 
 def test_damage_is_exit_code_3(work: Path) -> None:

@@ -308,8 +308,9 @@ def test_bad_requests(tmp_path: Path) -> None:
         export(run)
     (run / "elsewhere").rename(run / "tokenizer")
     (run / "checkpoints/step-00000020/COMPLETE").unlink()
-    with pytest.raises(UserError, match="no complete checkpoint"):
+    with pytest.raises(UserError, match=r"no complete checkpoint; the last .* of step 20, was deleted") as caught:
         export(run)
+    assert f"copy it back to {run / 'checkpoints'}" in str(caught.value.hint)
 
 
 @pytest.mark.slow

@@ -1,9 +1,11 @@
 """Saves while training continues: what is saved is the state at the start, whatever changes while it is written."""
 
 import json
+import os
 import subprocess
 import tarfile
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +63,36 @@ def test_what_changes_after_the_copy_is_not_saved(tmp_path: Path, monkeypatch: p
     checkpoint.load(save.path, tensors)
     assert all(torch.equal(tensor, OF_EVERY_KIND[name]) for name, tensor in tensors.items())
     assert 0 < save.blocked_s <= elapsed_s
+
+
+def _beats(folder: Path, monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """Return when each beat came, in seconds since the start of a save."""
+    monkeypatch.setattr(saving, "_BEAT_S", 0.02)
+    saver, beats, began_s = Saver(folder), [], clock.now_s()
+    saver.start(1, _clone(OF_EVERY_KIND), {"step": 1}, keep=1)
+    save = saver.result(lambda: beats.append(clock.now_s() - began_s))
+    assert save is not None
+    assert save.failure is None
+    return beats
+
+
+def test_a_writer_that_is_stuck_in_its_disk_does_not_beat(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write = saving._write_shard
+    monkeypatch.setattr(saving, "_write_shard", lambda *given: (time.sleep(0.4), write(*given))[1])
+    assert not [beat_s for beat_s in _beats(tmp_path, monkeypatch) if 0.1 < beat_s < 0.4]
+
+
+def test_a_writer_on_a_slow_disk_beats(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sync = os.fsync
+    monkeypatch.setattr(saving, "_WRITE_BYTES", 64)
+    monkeypatch.setattr(saving, "_SYNC_BYTES", 64)
+    monkeypatch.setattr(saving.os, "fsync", lambda file: (time.sleep(0.05), sync(file)))
+    assert len(_beats(tmp_path, monkeypatch)) >= 3
+
+
+def test_a_writer_that_waits_for_other_ranks_beats(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(saving, "first_failure", lambda failure, _: (time.sleep(0.2), failure)[1])
+    assert len(_beats(tmp_path, monkeypatch)) >= 3
 
 
 def test_the_memory_of_the_copy_is_used_again(tmp_path: Path) -> None:

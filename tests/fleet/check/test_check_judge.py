@@ -6,6 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from smalti.base.errors import CheckFailed, RetryableError
+from smalti.cli.fleet.check import raise_for
 from smalti.fleet.check.judge import judge
 
 
@@ -135,3 +137,25 @@ def test_one_node_is_compared_with_a_saved_report(kind):
     assert judge(node, good) == []
     plant(node, kind, 0)
     assert [found.kind for found in judge(node, good)] == [kind]
+
+
+def _ends(number: int, findings: list[dict], reports: list[dict | None]) -> str:
+    try:
+        raise_for({"node": number, "reports": reports, "findings": findings}, own=True)
+    except (CheckFailed, RetryableError) as error:
+        return type(error).__name__
+    return "ends"
+
+
+def test_with_own_only_a_node_that_is_named_alone_for_a_fault_fails():
+    here: list[dict | None] = [{"node": name} for name in ("a", "b", "c")]
+    disk = {"kind": "disk", "nodes": ("b",), "message": "cannot be written"}
+    with pytest.raises(CheckFailed, match="1 findings on b"):
+        raise_for({"node": 0, "reports": here, "findings": [disk]}, own=False)
+    assert [_ends(number, [disk], here) for number in range(3)] == ["ends", "CheckFailed", "ends"]
+    assert _ends(1, [disk | {"kind": "differs"}], here) == "ends", "it was so when the run began"
+    assert _ends(1, [disk | {"kind": "slow_link", "nodes": ("a", "b")}], here) == "ends", "it may be the other one"
+    late = [here[0], None, here[2]]
+    assert _ends(1, [{"kind": "missing", "nodes": ("node 1",), "message": ""}], late) == "CheckFailed"
+    unreached: list[dict | None] = [None, here[1], None]
+    assert _ends(1, [disk | {"kind": "probe"}], unreached) == "RetryableError", "who is at fault is not known"

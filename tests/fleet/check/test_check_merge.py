@@ -56,6 +56,24 @@ def test_more_rounds_are_measured_where_something_is_slow_and_where_speeds_vary(
     assert rounds_needed([*busy[:3], _report("n3", 0.5)]) == 10
 
 
+def test_links_that_are_far_too_slow_need_no_more_rounds_on_a_busy_machine():
+    def fleet(slowest: float, product: float = 1.0) -> list[dict]:
+        nodes = [merge(_report(f"n{number}"), measured(0.7)) for number in range(4)]
+        nodes[0] = merge(_report("n0", product), measured(0.7 * product))
+        for rank, node in enumerate(nodes):
+            speeds = {other: 1e9 * (slowest if 3 in (rank, other) else 1.0) for other in range(4) if other != rank}
+            node["links"] = [
+                {"partner": other, "bytes_per_s": {"4096": speed}, "latency_s": 1e-4, "ahead_s": 0.0}
+                for other, speed in speeds.items()
+            ]
+        return nodes
+
+    assert rounds_needed(fleet(1.0)) == 5
+    assert rounds_needed(fleet(0.3)) == 10
+    assert rounds_needed(fleet(0.05)) == 4
+    assert rounds_needed(fleet(0.05, product=0.5)) == 10, "the product may be slow by chance"
+
+
 def test_healthy_nodes_on_a_machine_with_other_work_are_not_named_and_a_slow_one_is():
     """Each measurement gets between 40 and 100 % of the machine, the slow node half of that: 1,000 fleets of each."""
     draw, named = random.Random(22), {None: 0, 2: 0}

@@ -42,6 +42,17 @@ def test_facts_of_an_export_and_of_a_checkpoint(tmp_path: Path) -> None:
     assert (pruned.tokens, pruned.data) == (1280, {"sources": {"code": {"path": "data/code", "digest": None}}})
 
 
+def test_scores_are_those_of_the_same_weights(tmp_path: Path) -> None:
+    """An export of the moving average has not the scores of the checkpoint of that step, nor the other way round."""
+    run = write_run(tmp_path / "runs/demo")
+    write_export(run / "ema", weights=b"e" * 9000, run=run, ema=True)
+    assert read_facts(run / "ema").scores == {}
+    results = write_results(run / "evals/demo/2026-01-03", step=20, value=0.7, n=200)
+    (run / "evals/demo/2026-01-03/results.json").write_text(json.dumps(results | {"weights": "moving average"}))
+    assert read_facts(run / "ema").scores["demo"]["sums"]["value"] == 0.7
+    assert read_facts(run / "export").scores["demo"]["sums"]["value"] == 0.5
+
+
 def test_a_registered_checkpoint_is_marked_until_its_last_version_is_removed(tmp_path: Path) -> None:
     path = write_run(tmp_path / "runs/demo") / "checkpoints/step-00000020"
     first, second = add(path), add(path, "other")

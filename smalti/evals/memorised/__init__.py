@@ -1,0 +1,1 @@
+"""How often a model repeats its training text token for token."""
