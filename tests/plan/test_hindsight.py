@@ -57,6 +57,25 @@ def test_no_change_saves_more_than_the_buckets_it_shortens() -> None:
         assert change.goodput_frac == pytest.approx(result.goodput_frac / (1 - change.saved_s / run.total_s))
 
 
+def test_nothing_is_said_of_what_was_not_measured() -> None:
+    """Saves where there was none, their interval after a recovery from memory, and a restart where none followed."""
+
+    def rows(events: list[dict], ledger: Ledger = _RUN) -> set[str]:
+        result = hindsight(ledger, events)
+        assert result is not None
+        return {change.words.split()[1] for change in result.changes}
+
+    assert "checkpoint" in rows(_SAVES)
+    assert "checkpoint" not in rows([])
+    assert "checkpoint" not in rows([*_SAVES, {"event": "resumed", "step": 6, "source": "peer memory"}])
+    ended = replace(_FAULT, resumed_step=None)
+    assert "in" in rows(_SAVES), "restart in ..."
+    assert not any(
+        change.words.startswith("restart in")
+        for change in hindsight(replace(_RUN, interruptions=(ended, ended)), _SAVES).changes  # type: ignore[union-attr]
+    )
+
+
 def test_idle_after_a_fault_would_have_been_saved_whole() -> None:
     run = _ledger(train=8980.0, lost_work=1000.0, checkpoint=20.0, detect=120.0, restart=480.0, idle=7200.0)
     run = replace(run, interruptions=(replace(_FAULT, idle_s=7200.0), _FAULT))

@@ -76,6 +76,15 @@ def test_a_resume_passes_it_over(both: tuple[RunFolder, RunFolder], tmp_path: Pa
     job.folder.close()
 
 
+def test_a_run_whose_config_is_damaged_is_not_verified(both: tuple[RunFolder, RunFolder], tmp_path: Path) -> None:
+    shutil.copytree(both[1].path, tmp_path / "run")
+    text = (tmp_path / "run/config.yaml").read_text()
+    (tmp_path / "run/config.yaml").write_text(text[:100])
+    reason = open_place(str(tmp_path / "run")).verify("step-00000004", lambda *_: None)
+    assert reason is not None
+    assert reason.startswith("the config of its run cannot be read")
+
+
 def test_names_and_what_a_fork_changes_are_no_difference(both: tuple[RunFolder, RunFolder]) -> None:
     run, other = both
     config = run.config()

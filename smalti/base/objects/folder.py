@@ -49,6 +49,8 @@ def open_folder(url: str, requests: Requests) -> Folder:
         from smalti.base.objects.cloud import CloudFolder
 
         return CloudFolder(url, requests)
+    if url.startswith(("file://", "local://")):
+        url = url.partition("://")[2]
     return LocalFolder(url) if store.is_local(url) else FsspecFolder(url, requests)
 
 

@@ -222,7 +222,8 @@ def _run_attempts(
     finally:
         folder.close()
     if outcome.code == ExitCode.DONE:
-        report_done(folder, loaded.config, None if resumes_done else clock.now_s() - started_s, trial=trial)
+        did_nothing = resumes_done and not folder.was_rejected()
+        report_done(folder, loaded.config, None if did_nothing else clock.now_s() - started_s, trial=trial)
     return int(outcome.code)
 
 

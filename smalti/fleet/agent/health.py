@@ -80,8 +80,8 @@ def check_nodes(
         events.close()
     for check in (here, *others):
         if check.result not in ("healthy", "unhealthy"):
-            text = "the check of node %s gave no result (%s, exit code %s)"
-            log.get("fleet").warning(text, check.node, config.command, check.code)
+            how = f"no answer within {config.timeout}" if check.code is None else f"exit code {check.code}"
+            log.get("fleet").warning("the check of node %s has no result: %s (%s)", check.node, how, config.command)
     for check in others:
         if check.result == "unhealthy":
             assert nodes is not None

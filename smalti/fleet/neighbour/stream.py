@@ -105,6 +105,8 @@ def serve(
                 unproved.release()
             with connection:
                 answer(connection, host)
+        except EOFError:
+            log.get("fleet").warning("%s has closed its connection: it may have another SMALTI_PEER_KEY", host)
         except LOST as error:
             log.get("fleet").warning("%s: %s: %s", host, type(error).__name__, error)
 

@@ -12,6 +12,7 @@ from typing import Any
 from smalti.base.units import format_seconds
 from smalti.cost.failures import optimal_s
 from smalti.plan.failures.goodput import Recovery, Timing, goodput_frac
+from smalti.track.checkpoints.names import PEER_MEMORY
 from smalti.track.goodput import Ledger
 
 _UP = ("train", "data_wait", "compile", "checkpoint", "eval", "lost_work")
@@ -48,7 +49,9 @@ def hindsight(ledger: Ledger, events: Sequence[Mapping[str, Any]]) -> Hindsight 
     before = goodput_frac(timing)
     total_s = ledger.total_s - sum(ledger.seconds[bucket] for bucket in _NOT_RUNNING)
     changes = []
-    for words, changed, most_s in _changes(timing, ledger.seconds):
+    restarted = any(each.resumed_step is not None for each in ledger.interruptions)
+    rows = _changes(timing, ledger.seconds, intervals=_by_saves_alone(events), restarts=restarted)
+    for words, changed, most_s in rows:
         saved_s = min(total_s * (1 - before / goodput_frac(changed)), most_s)
         if saved_s > 0:
             changes.append(Change(words, before / (1 - saved_s / total_s), saved_s))
@@ -85,32 +88,50 @@ def measured_timing(ledger: Ledger, events: Sequence[Mapping[str, Any]]) -> Timi
     )
 
 
-def _changes(timing: Timing, seconds: Mapping[str, float]) -> list[tuple[str, Timing, float]]:
+def _by_saves_alone(events: Sequence[Mapping[str, Any]]) -> bool:
+    """Return whether the work that was lost follows from the interval of saves, which were measured.
+
+    Without a save nothing is known of its time; after a recovery from memory less was lost.
+    """
+    kinds = [(event.get("event"), event.get("source")) for event in events]
+    return ("checkpoint_saved", None) in kinds and ("resumed", PEER_MEMORY) not in kinds
+
+
+def _changes(
+    timing: Timing, seconds: Mapping[str, float], *, intervals: bool, restarts: bool
+) -> list[tuple[str, Timing, float]]:
     """Return each change, the times with it, and the most rank-seconds that it can save.
 
-    seconds: those of the ledger, by bucket.
+    seconds: those of the ledger, by bucket. intervals: whether other intervals of saves are considered. restarts:
+    whether an attempt has followed.
     """
     (recovery,) = timing.recoveries
     best_s = max(optimal_s(max(timing.stall_s, 1e-3), timing.mtbf_s), timing.upload_s)
     detect_s, restart_s = recovery.detect_s * _HALF, recovery.restart_s * _HALF
     interval, measured = format_seconds(best_s), format_seconds(timing.interval_s)
     lost_s, faults_s = seconds["lost_work"], seconds["detect"] + seconds["restart"] + seconds["lost_work"]
-    return [
+    checkpoints = [
         (
             f"a checkpoint every {interval} instead of {measured}",
             replace(timing, interval_s=best_s),
             seconds["checkpoint"] + lost_s,
-        ),
+        )
+    ]
+    restart = [
+        (
+            f"restart in {format_seconds(restart_s)}, half",
+            _recovering(timing, recovery.detect_s, restart_s),
+            seconds["restart"] * _HALF,
+        )
+    ]
+    return [
+        *(checkpoints if intervals else []),
         (
             f"detection in {format_seconds(detect_s)}, half",
             _recovering(timing, detect_s, recovery.restart_s),
             seconds["detect"] * _HALF,
         ),
-        (
-            f"restart in {format_seconds(restart_s)}, half",
-            _recovering(timing, recovery.detect_s, restart_s),
-            seconds["restart"] * _HALF,
-        ),
+        *(restart if restarts else []),
         ("half as many interruptions", replace(timing, mtbf_s=timing.mtbf_s / _HALF), faults_s * _HALF),
     ]
 

@@ -64,6 +64,8 @@ def listed(root: Path) -> tuple[list[Entry], str | None]:
     def look() -> tuple[list[Entry], str | None]:
         if not (root / "COMPLETE").exists():
             return [], "it has no COMPLETE mark"
+        if not (root / "manifest.json").exists():
+            return [], "manifest.json is missing"
         if store.read_text(root / "COMPLETE").strip() != sha256_file(root / "manifest.json"):
             return [], "manifest.json does not match its digest in COMPLETE"
         manifest = store.read_json(root / "manifest.json")
@@ -124,15 +126,18 @@ def of_another_run(state: Mapping[str, Any], config: str, label: str) -> str | N
     """Return what shows that a checkpoint with this state is not of the run of this config; None for the same run.
 
     config: the text of the run's ``config.yaml``. label: its place. Checkpoints of earlier versions have no config, and
-    are taken for those of the run, as are those whose config this version cannot read.
+    are taken for those of the run, as are those whose recorded config this version cannot read.
     """
     if CONFIG not in state:
         return None
     try:
         saved = load_text(RunConfig, state[CONFIG], "the config of the checkpoint").config
-        lines = other_settings(saved, load_text(RunConfig, config, label).config)
     except UserError:  # of another version of Smalti, or another kind of training
         return None
+    try:
+        lines = other_settings(saved, load_text(RunConfig, config, label).config)
+    except UserError as error:
+        return f"the config of its run cannot be read: {error.message}"
     shown = "; ".join(lines[:_SHOWN]) + (f" and {len(lines) - _SHOWN} more" if lines[_SHOWN:] else "")
     return f"it is of another run; what differs (there -> here): {shown}" if lines else None
 
