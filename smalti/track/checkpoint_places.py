@@ -19,7 +19,7 @@ from smalti.track.checkpoints.copy_retention import read_best, roles
 from smalti.track.checkpoints.copying import require_folder_of, require_one_run
 from smalti.track.checkpoints.facts import CheckpointFacts, checkpoints
 from smalti.track.checkpoints.marks import BLESSED, PROTECTED, mark, unmark
-from smalti.track.checkpoints.names import step_of
+from smalti.track.checkpoints.names import complete, folder_name, last_saved, step_of
 from smalti.track.checkpoints.retention import stored_bytes
 from smalti.track.run import RunFolder
 
@@ -34,6 +34,9 @@ class Place(Protocol):
 
     def named(self, steps: Sequence[str]) -> list[str]:
         """Return the names that these steps mean; all, oldest first, without a step."""
+
+    def missing(self) -> str | None:
+        """Return the place of the newest checkpoint if it was lost, as far as is known."""
 
     def verify(self, name: str, progress: Progress) -> str | None:
         """Return why a checkpoint is damaged; None where every byte matches its digest."""
@@ -73,6 +76,12 @@ class OfRun:
     def named(self, steps: Sequence[str]) -> list[str]:
         """Return names by number, ``newest``, ``best`` or ``blessed``."""
         return [path.name for path in commands.named(self._run, steps)]
+
+    def missing(self) -> str | None:
+        """Return the newest checkpoint that events or metrics name, if it is newer than all that are there."""
+        last = last_saved(self._run)
+        newest = max(map(step_of, complete(self._run / "checkpoints")), default=-1)
+        return None if last is None or newest >= last else str(self._path(folder_name(last)))
 
     def verify(self, name: str, progress: Progress) -> str | None:
         """Read all files, and mark the checkpoint as verified."""
@@ -133,6 +142,10 @@ class OfStore:
         if "blessed" in steps:
             words["blessed"] = next((name for name in names if BLESSED in self._copies.marks(name)), None)
         return commands.steps_named(self.url, names, words, steps, f"smalti runs checkpoints {self.url}")
+
+    def missing(self) -> str | None:
+        """Return None: nothing says which copies there were."""
+        return None
 
     def verify(self, name: str, progress: Progress) -> str | None:
         """Read all parts, and compare the step and the config that the checkpoint has with those of the copy."""

@@ -71,6 +71,8 @@ def verify(
     from smalti.track.checkpoint_places import open_place
 
     place = open_place(run)
+    if step is None and (missing := place.missing()) is not None:
+        print(f"note: {missing} was saved, and is missing or not complete", file=sys.stderr)
     faults: dict[str, str | None] = {}
     for name in place.named([] if step is None else [step]):
         with ProgressLine() as progress:

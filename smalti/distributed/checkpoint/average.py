@@ -32,7 +32,7 @@ def checkpoints_to_average(
     if len(names) < count:
         raise UserError(
             f"--average {which}: {place} has {len(names)} checkpoints up to step {last_step}",
-            allowed=f"last:2 to last:{len(names)}" if len(names) > 1 else "no average of a single checkpoint",
+            allowed=f"last:2 to last:{len(names)}" if len(names) > 1 else None,
             hint=f"train with {option}={count}, or average fewer",
         )
     return names[:count]

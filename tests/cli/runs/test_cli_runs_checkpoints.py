@@ -56,6 +56,12 @@ def test_damage_is_exit_code_3(work: Path) -> None:
     done = run_cli(work, "runs", "checkpoints", "verify", "demo")
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("every file matches its digest") == 3
+    with (work / "runs/demo/events.jsonl").open("a") as events:
+        events.write('{"attempt": 0, "event": "checkpoint_saved", "step": 450}\n')
+    (folder(work) / "step-00000450/COMPLETE").rename(work / "COMPLETE")
+    done = run_cli(work, "runs", "checkpoints", "verify", "demo")
+    assert "note: runs/demo/checkpoints/step-00000450 was saved, and is missing or not complete" in done.stderr
+    (work / "COMPLETE").rename(folder(work) / "step-00000450/COMPLETE")
     (folder(work) / "step-00000300/shards/__0_0.distcp").write_bytes(b"x")
     done = run_cli(work, "runs", "checkpoints", "verify", "demo", "--json")
     assert done.returncode == 3
