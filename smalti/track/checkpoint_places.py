@@ -14,14 +14,15 @@ from smalti.base.errors import UserError
 from smalti.base.objects import Requests
 from smalti.track import checkpoint_commands as commands
 from smalti.track.checkpoint_commands import Progress
+from smalti.track.checkpoints import retention
 from smalti.track.checkpoints.copies import Copies
 from smalti.track.checkpoints.copy_retention import read_best, roles
-from smalti.track.checkpoints.copying import require_folder_of, require_one_run
+from smalti.track.checkpoints.copying import copy_to, require_folder_of, require_one_run
 from smalti.track.checkpoints.facts import CheckpointFacts, checkpoints
 from smalti.track.checkpoints.marks import BLESSED, PROTECTED, mark, unmark
 from smalti.track.checkpoints.names import complete, folder_name, last_saved, step_of
 from smalti.track.checkpoints.retention import stored_bytes
-from smalti.track.run import RunFolder
+from smalti.track.run import RunFolder, resolve
 
 
 class Place(Protocol):
@@ -58,8 +59,12 @@ class Place(Protocol):
 
 
 def open_place(run: str) -> Place:
-    """Return the checkpoints of a run folder (or its name in ``runs/``), or the copies at a URL."""
-    return OfRun(RunFolder.read(run).path) if store.is_local(run) else OfStore(run)
+    """Return the checkpoints of a run folder (or its name in ``runs/``), of a folder of copies, or those at a URL."""
+    if not store.is_local(run):
+        return OfStore(run)
+    path = resolve(run)
+    is_folder = not (path / "config.yaml").is_file() and bool(complete(path))
+    return OfFolder(path) if is_folder else OfRun(RunFolder.read(run).path)
 
 
 class OfRun:
@@ -112,6 +117,47 @@ class OfRun:
         return self._run / "checkpoints" / name
 
 
+class OfFolder(OfRun):
+    """Checkpoints without their run: a folder to which they were copied."""
+
+    def facts(self) -> list[CheckpointFacts]:
+        """Return steps, sizes and marks."""
+        return [
+            _facts(name, role, bytes_=self.n_bytes(name), place=str(self._path(name)), here=True)
+            for name, role in reversed(retention.roles(self._run).items())
+        ]
+
+    def named(self, steps: Sequence[str]) -> list[str]:
+        """Return names by number or ``newest``."""
+        names = complete(self._run)
+        words = {"newest": next(iter(names), None)}
+        return commands.steps_named(self.url, names, words, steps, f"smalti runs checkpoints {self.url}")
+
+    def missing(self) -> str | None:
+        """Return None: nothing says which there were."""
+        return None
+
+    def check_deletable(self, names: Sequence[str], *, force: bool) -> None:
+        """Raise UserError for the newest, registered and protected ones, without ``force``."""
+        role_of = retention.roles(self._run)
+        for name in names if not force else ():
+            commands.require_free(str(self._path(name)), role_of.get(name, ()))
+
+    def remove(self, names: Sequence[str], *, force: bool) -> None:
+        """Delete checkpoints."""
+        self.check_deletable(names, force=force)
+        for name in names:
+            with writing(self._path(name)):
+                retention.delete(self._path(name))
+
+    def copy(self, name: str, target: str, progress: Progress) -> str:
+        """Copy a checkpoint."""
+        return copy_to(self._path(name), target)
+
+    def _path(self, name: str) -> Path:
+        return self._run / name
+
+
 class OfStore:
     """The copies below the URL of a run: ``s3://bucket/runs/demo``. A store that fails raises, and is never empty."""
 
@@ -121,16 +167,10 @@ class OfStore:
 
     def facts(self) -> list[CheckpointFacts]:
         """Return steps, sizes and marks: one small read and one listing for each copy."""
-
-        def of(name: str, role: Sequence[str]) -> CheckpointFacts:
-            kept_as = {each: each in role for each in ("newest", "last", "best", "every", "registered", "protected")}
-            return CheckpointFacts(
-                step=step_of(name), tokens=None, bytes=self.n_bytes(name), block_s=None, saved=None, verified=None,
-                blessed="yes" if "blessed" in role else None, parent=None, attempt=None, here=False,
-                locations=(store.join(self.url, name),), **kept_as,
-            )  # fmt: skip
-
-        return [of(name, role) for name, role in reversed(roles(self._copies).items())]
+        return [
+            _facts(name, role, bytes_=self.n_bytes(name), place=store.join(self.url, name), here=False)
+            for name, role in reversed(roles(self._copies).items())
+        ]
 
     def named(self, steps: Sequence[str]) -> list[str]:
         """Return names by number, ``newest``, ``best`` or ``blessed``."""
@@ -196,3 +236,13 @@ class OfStore:
             progress(name, done, total)
 
         return read
+
+
+def _facts(name: str, role: Sequence[str], *, bytes_: int, place: str, here: bool) -> CheckpointFacts:
+    """Return what is known of a checkpoint without its run. role: what keeps it."""
+    kept_as = {each: each in role for each in ("newest", "last", "best", "every", "registered", "protected")}
+    return CheckpointFacts(
+        step=step_of(name), tokens=None, bytes=bytes_, block_s=None, saved=None, verified=None,
+        blessed="yes" if "blessed" in role else None, parent=None, attempt=None, here=here, locations=(place,),
+        **kept_as,
+    )  # fmt: skip

@@ -26,12 +26,14 @@ app = typer.Typer(
     rich_markup_mode=None,
     no_args_is_help=True,
     help="List the checkpoints of a run: smalti runs checkpoints RUN. Verify, protect, delete and copy them. RUN may "
-    "be the URL of its copies.",
+    "be a folder or the URL of its copies.",
 )
 
 _Run = Annotated[
     str,
-    typer.Argument(metavar="RUN", help="A run folder, its name in runs/, or a URL of copies: s3://bucket/runs/NAME."),
+    typer.Argument(
+        metavar="RUN", help="A run folder, its name in runs/, or a folder or URL of copies: s3://bucket/runs/NAME."
+    ),
 ]
 
 _Step = Annotated[str, typer.Argument(metavar="STEP", help="A step, or newest, best or blessed.")]

@@ -97,6 +97,20 @@ def test_a_copy_is_printed(work: Path) -> None:
     assert "copy of 450: copies/step-00000450" in run_cli(work, "runs", "checkpoints", "demo").stdout
 
 
+def test_a_folder_of_copies_is_listed_verified_and_copied_on(work: Path) -> None:
+    for step in ("150", "newest"):
+        assert run_cli(work, "runs", "checkpoints", "copy", "demo", step, "copies/demo").returncode == 0
+    listed = json.loads(run_cli(work, "runs", "checkpoints", "copies/demo", "--json").stdout)
+    assert [(row["step"], row["newest"], row["here"]) for row in listed] == [(150, False, True), (450, True, True)]
+    assert run_cli(work, "runs", "checkpoints", "verify", "copies/demo").stdout.count("every file matches") == 2
+    (work / "copies/demo/step-00000150/train_state.json").write_text("{}")
+    assert run_cli(work, "runs", "checkpoints", "verify", "copies/demo").returncode == 3
+    assert run_cli(work, "runs", "checkpoints", "copy", "copies/demo", "450", "again").returncode == 0
+    assert "is kept as newest" in run_cli(work, "runs", "checkpoints", "rm", "copies/demo", "450", "--yes").stderr
+    assert run_cli(work, "runs", "checkpoints", "rm", "copies/demo", "150", "--yes").returncode == 0
+    assert steps_in(work / "copies/demo") == [450]
+
+
 def test_a_url_is_the_place_of_copies(work: Path) -> None:
     (work / "store").mkdir()
     url = f"file://{work}/store/demo"
