@@ -1,4 +1,4 @@
-"""The whole chain without a person: a link of a running job becomes slow, and the job continues elsewhere to the bit."""
+"""The whole chain without a person: a link of a running job becomes slow, and the job continues elsewhere."""
 
 import json
 import shutil
