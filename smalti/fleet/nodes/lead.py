@@ -33,8 +33,6 @@ BEAT_S = 1.0
 """How often each side sends at least."""
 _SILENT_S = 3.0
 _POLL_S = 0.1
-_COPIES_S = 0.5
-"""Between two looks at copies in memory, which list all of their files."""
 _CHECK_S = 5.0
 """More for the results of the checks of other nodes."""
 _LOOK_S = 5.0
@@ -347,7 +345,7 @@ class Nodes:
                 node.send({"do": "beat"})
 
     def _replicate(self, replication: Replication) -> None:
-        while not self._ended.wait(_COPIES_S):
+        while not self._ended.wait(_POLL_S):
             replication.look()
 
 
