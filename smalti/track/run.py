@@ -184,11 +184,6 @@ class RunFolder:
         """Return the step of the newest complete checkpoint. Raises RetryableError where they cannot be listed."""
         return next(map(step_of, complete(self.checkpoints)), None)
 
-    def was_rejected(self) -> bool:
-        """Return whether a checkpoint was rejected in the newest attempt, which trained its steps again."""
-        last = max(self.attempts(), default=None)
-        return any(event["event"] == "checkpoint_rejected" and event["attempt"] == last for event in self.events())
-
     def checkpoint(self, step: int) -> Path:
         """Return the folder of the checkpoint after ``step`` steps."""
         return self.checkpoints / f"step-{step:08d}"

@@ -3,6 +3,7 @@
 Rank 0 alone talks to the store, so the request rate is that of the whole job.
 """
 
+import shutil
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
@@ -184,6 +185,8 @@ class StoredCheckpoints:
         began_s, url = clock.now_s(), _url(self._config)
         try:
             if self._left is None:
+                for left in self._folder.checkpoints.glob(".step-*.fetching"):  # of a restore that was killed
+                    shutil.rmtree(left, ignore_errors=True)
                 self._opened = _copies(self._config, GIVE_UP_S if step is None else _LOOK_S)
                 self._left = [name for name in self._opened.names() if name not in self._damaged]
                 self._opened = _copies(self._config)  # reads have more time

@@ -58,6 +58,13 @@ def test_a_read_that_fails_is_passed_over_where_there_is_a_checkpoint_and_tried_
     assert Path(fetched).name == "step-00000002"
 
 
+def test_a_killed_restore_leaves_nothing(stored: StoredCheckpoints) -> None:
+    checkpoints = stored._folder.checkpoints
+    (checkpoints / ".step-00000007.fetching/shards").mkdir(parents=True)
+    assert stored.fetch_newer(None) is not None
+    assert [path.name for path in checkpoints.iterdir()] == ["step-00000002"]
+
+
 def test_only_the_listing_has_less_time(stored: StoredCheckpoints, monkeypatch: pytest.MonkeyPatch) -> None:
     times = []
     of = checkpoint_copies._copies
@@ -86,3 +93,4 @@ def test_a_result_that_comes_at_the_time_limit_is_returned() -> None:
 def test_a_node_that_lacks_a_rejected_copy_in_memory_does_not_fail(tmp_path: Path) -> None:
     memory = tmp_path / "memory"
     Checkpoints(RunFolder(tmp_path), NoEventLog(), memory)._reject(str(memory / "step-00000001"), "it is damaged")
+    assert not memory.exists()

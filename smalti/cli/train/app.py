@@ -177,7 +177,7 @@ def _run_attempts(
     from smalti.base import clock
     from smalti.base.errors import ExitCode
     from smalti.cli.train import preflight
-    from smalti.cli.train.done import report_done
+    from smalti.cli.train.done import report_done, trained_again
     from smalti.fleet import agent
     from smalti.fleet.agent.memory import peer_memory
     from smalti.fleet.neighbour.client import neighbour
@@ -222,7 +222,7 @@ def _run_attempts(
     finally:
         folder.close()
     if outcome.code == ExitCode.DONE:
-        did_nothing = resumes_done and not folder.was_rejected()
+        did_nothing = resumes_done and not trained_again(folder)
         report_done(folder, loaded.config, None if did_nothing else clock.now_s() - started_s, trial=trial)
     return int(outcome.code)
 

@@ -62,6 +62,12 @@ def _show_continued(folder: RunFolder) -> None:
         print(f"\n{result.title()}\n{table(COLUMNS, result.table_rows())}", file=sys.stderr)
 
 
+def trained_again(folder: RunFolder) -> bool:
+    """Return whether a checkpoint was rejected in the newest attempt, which has trained its steps again."""
+    last = max(folder.attempts(), default=None)
+    return any(event["event"] == "checkpoint_rejected" and event["attempt"] == last for event in folder.events())
+
+
 def _done_text(folder: RunFolder, seconds: float | None, *, following: str | None) -> str:
     """Return ``runs/x: done, 40 steps in 2m03s; next: ...``; ``seconds`` of this attempt, None if it did nothing.
 

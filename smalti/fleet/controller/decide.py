@@ -184,7 +184,7 @@ def _is_due(run: Run, now_s: float) -> bool:
 
 def _phases(jobs: Sequence[Job], now_s: float) -> Iterator[tuple[Job, Phase]]:
     """Return the phase of each run that has or wants room. Members wait with the run that they belong to, which is
-    started when none of them is left of its attempt before."""
+    started when those of its attempt before have ended."""
     runs = {job.run.number: job.run for job in jobs}
     busy = {job.run.member_of for job in jobs if job.run.state in ACTIVE}
     for job in jobs:

@@ -21,7 +21,7 @@ from smalti.config.train import KeepConfig
 from smalti.track.checkpoints.marks import BLESSED, PROTECTED, is_marked, is_registered
 from smalti.track.checkpoints.names import BEST, best, complete, is_name, step_of
 
-_TEMPORARY = re.compile(r"\.step-\d+\.(?:tmp|fetching)")
+_TEMPORARY = re.compile(r"\.step-\d+\.tmp")
 _TEMPORARY_FILE = re.compile(r"\.(?:latest|best)\.(\d+)\.tmp")
 """Of ``store.write_text``: the number is that of the process."""
 _REJECTED = re.compile(r"rejected-(step-\d+)(\.\d+)?")
@@ -167,7 +167,7 @@ def make_room(folder: Path, needed_bytes: float | None = None, *, report: Report
 
 
 def remove_leftovers(folder: Path) -> None:
-    """Remove what killed saves, restores and deletions have left; none of them runs. Raises OSError."""
+    """Remove what killed saves and deletions have left; none of them runs. Raises OSError."""
     whole = complete(folder)
     for name in os.listdir(folder) if folder.is_dir() else ():
         file = _TEMPORARY_FILE.fullmatch(name)
