@@ -128,6 +128,11 @@ class BuildConfig(Config):
     ``max_file_bytes``, is dropped as a decompression bomb."""
     workers: Whole | None = placement(None, ge=1)
     """Processes that extract and annotate; absent: one for each core. The result does not depend on it."""
+    runner: Literal["native", "ray"] = placement("native")
+    """Where steps run: in processes of this machine, or on a Ray cluster whose machines share the files. The result
+    does not depend on it."""
+    ray_address: str | None = placement(None)
+    """Address of the Ray cluster (``ray://host:10001``, ``host:6379``, ``auto``); absent: a cluster on this machine."""
     work: str | None = placement(None)
     """Folder for the results of steps, which a rerun reuses; absent: ``.NAME.steps`` beside the output. They take up to
     three times the size of the texts."""
@@ -163,6 +168,12 @@ class BuildConfig(Config):
             raise ValueError("repeat_words has no effect without repeats")
         if self.quality_model is None and "min_quality" in self.model_fields_set:
             raise ValueError("min_quality has no effect without quality_model")
+        if self.ray_address is not None and self.runner != "ray":
+            raise ValueError(f"ray_address={self.ray_address} has no effect with runner={self.runner}; set runner=ray")
+        if self.runner == "ray" and self.workers is not None:
+            raise ValueError(
+                f"workers={self.workers} has no effect with runner=ray, which uses the cores of the cluster"
+            )
         if not self.languages and "min_language_score" in self.model_fields_set:
             raise ValueError("min_language_score has no effect without languages")
         return self

@@ -27,11 +27,12 @@ from smalti.data.build.repeats.cut import cut_repeats
 from smalti.data.build.report import BuildReport
 from smalti.data.build.select import select
 from smalti.data.build.semantic.drop import drop_similar
-from smalti.data.build.shards import Shard, n_workers, run_shards, shards_digest
+from smalti.data.build.shards import Shard, run_shards, shards_digest
 from smalti.data.documents.files import find_files
 from smalti.data.documents.publish import check_not_nested, only_writer
 from smalti.data.prepare.classifier.model import Classifier
 from smalti.data.prepare.curate.report import RECORD_NAME
+from smalti.data.prepare.daft_engine import choose_runner
 from smalti.data.prepare.dedup.job import dedup
 from smalti.data.prepare.dedup.work_folder import WorkFolder
 
@@ -66,6 +67,7 @@ def build(config: BuildConfig, progress: Progress = no_progress) -> BuildReport:
         report = BuildReport.up_to_date(config.output, digest)
         if report is not None:
             return report
+        choose_runner(config.runner, config.ray_address, "smalti data build")
         annotated = _annotate(config, shards, html, evaluation, work, progress)
         steps = WorkFolder(work, digest)
         by_source: dict[str, list[Path]] = {source: [] for source in sources}
@@ -92,7 +94,7 @@ def build(config: BuildConfig, progress: Progress = no_progress) -> BuildReport:
 def work_folder(config: BuildConfig) -> Path:
     """Return the folder for the results of steps."""
     if config.work:
-        return Path(config.work, config.name)
+        return Path(os.path.abspath(config.work), config.name)
     return Path(os.path.abspath(config.output)).parent / f".{config.name}.steps"
 
 
@@ -105,7 +107,6 @@ def _annotate(
     progress: Progress,
 ) -> list[Path]:
     """Run the two steps that work shard by shard; returns the annotated shards."""
-    workers = n_workers(config)
     inputs = {item.source: item for item in config.inputs}
     extracted = _extracted(config, shards, html, work)
     annotated = []
@@ -122,12 +123,12 @@ def _annotate(
         for shard, path, result in zip(shards, extracted, annotated, strict=True)
         if not result.exists()
     ]
-    run_shards("extracting", extract_shard, tasks, workers, progress)
+    run_shards("extracting", extract_shard, tasks, config, progress)
     tasks = [
         Shard(result, (path, _annotate_options(config, inputs[shard.source], evaluation, work)), shard.n_bytes)
         for shard, path, result in zip(shards, extracted, annotated, strict=True)
     ]
-    run_shards("annotating", annotate_shard, tasks, workers, progress)
+    run_shards("annotating", annotate_shard, tasks, config, progress)
     return annotated
 
 
@@ -196,6 +197,8 @@ def _near_config(config: BuildConfig, selected: Path, work: Path) -> DedupConfig
         work=str(work / "near-work"),
         threshold=config.near_threshold,
         seed=config.seed,
+        runner=config.runner,
+        ray_address=config.ray_address,
     )
 
 

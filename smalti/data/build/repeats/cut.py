@@ -19,7 +19,7 @@ from smalti.base.progress import Progress
 from smalti.config.build import REPEAT_WORDS, BuildConfig
 from smalti.data.build.repeats.find import blocks_of, write_cuts, write_earlier, write_hashes
 from smalti.data.build.repeats.spans import without
-from smalti.data.build.shards import Shard, n_workers, run_shards
+from smalti.data.build.shards import Shard, run_shards
 from smalti.data.documents.heldout import HELDOUT, SPLITS, TRAIN
 from smalti.data.documents.parquet import RowWriter
 from smalti.data.prepare.curate.report import FORMAT_KIND, RECORD_NAME, Report
@@ -35,10 +35,9 @@ def cut_repeats(to: Path, before: Path, config: BuildConfig, progress: Progress)
     sources = sorted(path.name for path in (before / "documents").iterdir())
     paths = [before / "documents" / source / f"{split}.parquet" for split in (HELDOUT, TRAIN) for source in sources]
     blocks = [block for path in paths for block in blocks_of(path)]
-    workers = n_workers(config)
     hashes = [to / "hashes" / f"{number:08d}.npy" for number in range(len(blocks))]
     tasks = [Shard(path, (block, unit, min_words), block.n_bytes) for path, block in zip(hashes, blocks, strict=True)]
-    run_shards(f"reading {unit}", write_hashes, tasks, workers, progress)
+    run_shards(f"reading {unit}", write_hashes, tasks, config, progress)
     progress(f"comparing {unit}", 0, 1, "part")
     earlier = write_earlier(to / "earlier", hashes)
     cuts: dict[tuple[str, int], Path] = {}
@@ -47,7 +46,7 @@ def cut_repeats(to: Path, before: Path, config: BuildConfig, progress: Progress)
         if Path(block.path).stem != HELDOUT:
             path = cuts[block.path, block.group] = to / "cuts" / f"{number:08d}.npy"
             tasks.append(Shard(path, (block, number, tuple(earlier), unit, min_words), block.n_bytes))
-    run_shards(f"cutting {unit}", write_cuts, tasks, workers, progress)
+    run_shards(f"cutting {unit}", write_cuts, tasks, config, progress)
     report = Report()
     longest: list[dict[str, Any]] = []
     totals: dict[str, Any] = {"unit": unit, "min_words": min_words, "documents": 0, "words": 0}

@@ -29,7 +29,7 @@ from smalti.data.build.semantic.vectors import (
     write_space,
     write_vectors,
 )
-from smalti.data.build.shards import Shard, n_workers, run_shards
+from smalti.data.build.shards import Shard, run_shards
 from smalti.data.documents.heldout import HELDOUT, SPLITS, TRAIN
 from smalti.data.documents.parquet import RowWriter
 from smalti.data.prepare.curate.report import FORMAT_KIND, RECORD_NAME, Report
@@ -75,18 +75,18 @@ def _write_vectors(
     work: Path, blocks: Sequence[Block], counts: Sequence[int], config: BuildConfig, progress: Progress
 ) -> int:
     """Write all vectors and clusters into one file; returns the number of clusters."""
-    workers, total = n_workers(config), sum(counts)
+    total = sum(counts)
     limit = min(2**64, (SAMPLE << 64) // max(total, 1))
     samples = [work / "samples" / f"{number:08d}.npz" for number in range(len(blocks))]
     tasks = [Shard(path, (block, limit, config.seed), block.n_bytes)
              for path, block in zip(samples, blocks, strict=True)]  # fmt: skip
-    run_shards("counting words", write_sample, tasks, workers, progress)
+    run_shards("counting words", write_sample, tasks, config, progress)
     progress("reducing words", 0, 1, "part")
     space = work / "space.npz"
     n_clusters = write_space(space, samples, total, config.seed)
     parts = [work / "vectors" / f"{number:08d}.npy" for number in range(len(blocks))]
     tasks = [Shard(path, (block, str(space)), block.n_bytes) for path, block in zip(parts, blocks, strict=True)]
-    run_shards("computing vectors", write_vectors, tasks, workers, progress)
+    run_shards("computing vectors", write_vectors, tasks, config, progress)
     merged = np.lib.format.open_memmap(work / "vectors.npy", "w+", np.int16, (total, DIMS + 2)) if total else None
     at = 0
     for path, n in zip(parts, counts, strict=True):
@@ -123,7 +123,7 @@ def _choose(
         return None
     paths = [work / "scores" / f"{number:08d}.npy" for number in range(len(tasks))]
     shards = [_shard(path, task) for path, task in zip(paths, tasks, strict=True)]
-    run_shards("comparing documents", write_scores, shards, n_workers(config), progress)
+    run_shards("comparing documents", write_scores, shards, config, progress)
     scored = np.concatenate([np.load(path) for path in paths])
     groups = np.repeat(np.arange(len(edges) - 1), np.diff(edges))
     is_heldout = np.load(work / "order.npy") < n_heldout
@@ -137,7 +137,7 @@ def _pairs(work: Path, tasks: Sequence[Task], config: BuildConfig, progress: Pro
     paths = [work / "partners" / f"{number:08d}.npy" for number in range(len(tasks))]
     dropped = str(work / "dropped.npy")
     shards = [_shard(path, task, dropped) for path, task in zip(paths, tasks, strict=True)]
-    run_shards("finding partners", write_partners, shards, n_workers(config), progress)
+    run_shards("finding partners", write_partners, shards, config, progress)
     pairs = np.concatenate([np.empty((0, 3)), *map(np.load, paths)])
     return pairs[np.argsort(pairs[:, 0], kind="stable")]
 
