@@ -6,7 +6,7 @@ from typing import Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from smalti.config.curate import Preset
+from smalti.config.curate import Preset, TokensConfig
 from smalti.config.places import LocalFolder
 from smalti.config.schema import Config, NotAllowed, Real, Whole, placement
 
@@ -126,6 +126,8 @@ class BuildConfig(Config):
     max_expansion: Whole = Field(200, ge=2)
     """Largest ratio of decompressed to compressed size. A file beyond it, if it decompresses to more than
     ``max_file_bytes``, is dropped as a decompression bomb."""
+    tokenize: TokensConfig | None = placement(None)
+    """Also write token files, as ``smalti data tokenize`` does. Absent: documents only."""
     workers: Whole | None = placement(None, ge=1)
     """Processes that extract and annotate; absent: one for each core. The result does not depend on it."""
     runner: Literal["native", "ray"] = placement("native")

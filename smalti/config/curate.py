@@ -99,11 +99,9 @@ class CurateConfig(Config):
         return self
 
 
-class TokenizeConfig(Config):
-    """Documents -> token files."""
+class TokensConfig(Config):
+    """The tokenizer and the folder of token files."""
 
-    documents: LocalFolder
-    """The output folder of ``smalti data curate``."""
     output: LocalFolder
     """Local folder for ``tokenizer/`` and a folder of token files for each source and split."""
     tokenizer: str = "train"
@@ -140,3 +138,10 @@ class TokenizeConfig(Config):
                     hint=f"leave '{name}' out of the recipe and of the command",
                 )
         return self
+
+
+class TokenizeConfig(TokensConfig):
+    """Documents -> token files."""
+
+    documents: LocalFolder
+    """The output folder of ``smalti data curate``, ``dedup`` or ``build``."""

@@ -21,8 +21,8 @@ def build(
     """Extract, clean, filter and deduplicate documents; the same command again does only what changed.
 
     Writes OUTPUT/documents/SOURCE/{train,heldout}.parquet (id, text, source ...), OUTPUT/drops/SOURCE.parquet (each
-    dropped document with rule, reason and score), OUTPUT/report.json and report.md, all at once. A killed build
-    resumes, and gives the same bytes.
+    dropped document with rule, reason and score), OUTPUT/report.json and report.md, all at once; with 'tokenize' in the
+    recipe token files too. A killed build resumes, and gives the same bytes.
     """
     from smalti.cli.data.report import print_report
     from smalti.cli.tables import table
@@ -36,19 +36,25 @@ def build(
         return
     from smalti.data.build.job import build as run
     from smalti.data.build.report import COLUMNS, DROP_COLUMNS
+    from smalti.data.build.tokens import build_tokens, check_tokens
+    from smalti.data.prepare.tokenize import COLUMNS as TOKEN_COLUMNS
 
+    check_tokens(config)
     with ProgressLine(rate=True) as progress:
         report = run(config, progress)
+        tokens = build_tokens(config, progress)
     drops = report.drop_rows()
+    blocks = ["drops by rule\n" + table(DROP_COLUMNS, drops)] if drops else []
+    notes = report.notes()
+    next_step = f"next: smalti data tokenize CONFIG documents={config.output} output=..."
+    if tokens is not None:
+        blocks.append("tokens\n" + table(TOKEN_COLUMNS, tokens.rows()))
+        notes += tokens.notes
+    if config.tokenize is not None:
+        next_step = f"tokens: {config.tokenize.output}; look inside: smalti data inspect {config.tokenize.output}"
     state = "written to" if report.is_new else "nothing changed; up to date:"
-    print_report(
-        report,
-        COLUMNS,
-        as_json,
-        blocks=["drops by rule\n" + table(DROP_COLUMNS, drops)] if drops else [],
-        notes=report.notes(),
-        next_step=f"{state} {config.output}; next: smalti data tokenize CONFIG documents={config.output} output=...",
-    )
+    next_step = f"{state} {config.output}; {next_step}"
+    print_report(report, COLUMNS, as_json, blocks=blocks, notes=notes, next_step=next_step)
 
 
 def _print_plan(config: "BuildConfig", as_json: bool) -> None:

@@ -44,6 +44,28 @@ def test_a_build_and_its_second_run(place, capsys):
     assert json.loads((place / "out" / "report.json").read_text())["build"]["languages"] == {"de": 1, "en": 11}
 
 
+def test_a_recipe_writes_the_tokens_too(place, capsys):
+    build = ["data", "build", "recipe.yaml", "html=tags", "tokenize.output=tokens"]
+    assert run([*build, "tokenize.vocab_size=300"]) == 0
+    out = capsys.readouterr().out
+    assert "bytes per token" in out
+    assert "smalti data inspect tokens" in out
+    record = (place / "tokens" / "tokens.json").read_bytes()
+    (place / "tokenize.yaml").write_text("documents: out\noutput: tokens-2\nvocab_size: 300\n")
+    assert run(["data", "tokenize", "tokenize.yaml"]) == 0
+    assert json.loads(record)["sources"] == json.loads((place / "tokens-2" / "tokens.json").read_text())["sources"]
+    capsys.readouterr()
+    assert run([*build, "tokenize.vocab_size=300"]) == 0
+    assert "bytes per token" not in capsys.readouterr().out
+    for change in ("tokenize.vocab_size=320", "languages=[en, de]"):
+        assert run([*build, "tokenize.vocab_size=300", change]) == 0
+        assert "bytes per token" in capsys.readouterr().out
+    assert run([*build, "tokenize.tokenizer=nowhere"]) == 2
+    assert "nowhere" in capsys.readouterr().err
+    assert run(["data", "build", "recipe.yaml", "tokenize.output=out/tokens"]) == 2
+    assert "overlap" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
