@@ -10,10 +10,10 @@ from smalti.config.curate import Preset, TokensConfig
 from smalti.config.places import LocalFolder
 from smalti.config.schema import Config, NotAllowed, Real, Whole, placement
 
-Language = Literal[
+LANGUAGES = (
     "ar", "bg", "ca", "cs", "da", "de", "el", "en", "es", "fa", "fi", "fr", "he", "hi", "hu", "id", "it", "ja", "ko",
     "nb", "nl", "pl", "pt", "ro", "ru", "sv", "th", "tr", "uk", "vi", "zh",
-]  # fmt: skip
+)  # fmt: skip
 """Languages that are recognised (ISO 639-1), in ``smalti/data/build/clean/language.py``."""
 
 Repeats = Literal["none", "passages", "paragraphs", "lines"]
@@ -61,6 +61,32 @@ class BuildInput(Config):
         return self
 
 
+class BlockConfig(Config):
+    """Lists of what is not wanted: text files, an entry a line, ``#`` begins a comment; case does not matter."""
+
+    domains: tuple[str, ...] = ()
+    """Files of domains (``example.com``, with subdomains) or beginnings of addresses (``example.com/ads/``). The
+    address of a document is its id, where that begins with ``http://`` or ``https://``."""
+    url_words: tuple[str, ...] = ()
+    """Files of words; a document whose address has one of them between other characters than letters and digits is
+    dropped."""
+    words: tuple[str, ...] = ()
+    """Files of words and phrases; a document with more than ``max_words`` occurrences in its text is dropped."""
+    max_words: Whole = Field(0, ge=0)
+    """Occurrences of ``words`` that are allowed."""
+
+    @field_validator("domains", "url_words", "words", mode="before")
+    @classmethod
+    def _one_is_a_list(cls, value: object) -> object:
+        return (value,) if isinstance(value, str) else value
+
+    @model_validator(mode="after")
+    def _has_a_list(self) -> Self:
+        if not self.domains + self.url_words + self.words:
+            raise ValueError("block names no list; give domains, url_words or words")
+        return self
+
+
 class SemanticConfig(Config):
     """Documents that say nearly the same as another one, in other words too, are dropped."""
 
@@ -77,8 +103,12 @@ class BuildConfig(Config):
     """What to read: a path, or a list of paths and of mappings with ``path`` and further fields."""
     output: LocalFolder = placement()
     """Local folder that receives ``documents/``, ``drops/``, ``report.json`` and ``report.md``, all at once."""
-    languages: tuple[Language, ...] = ()
-    """Languages to keep; empty: all, also text in none that is recognised. Source code has no language."""
+    languages: tuple[str, ...] = ()
+    """Languages to keep (ISO 639-1, or with a ``language_model`` its labels); empty: all, also text in none that is
+    recognised. Source code has no language."""
+    language_model: str | None = None
+    """A fastText file that recognises languages (lid.176.ftz, GlotLID; extra ``fasttext``). Absent: by script and
+    function words."""
     min_language_score: Real = Field(0.65, ge=0, le=1)
     """Minimum confidence in the language, with ``languages``; below it the document is dropped."""
     html: Literal["auto", "trafilatura", "tags"] = "auto"
@@ -108,6 +138,8 @@ class BuildConfig(Config):
     decontaminate: tuple[str, ...] = ()
     """Files or folders of evaluation sets (any format of the inputs; all text fields of JSONL count). Documents that
     share 13 consecutive words with one of them are dropped."""
+    block: BlockConfig | None = None
+    """Drop documents by lists of domains, words in addresses and words in texts. Absent: none."""
     quality_model: str | None = None
     """File of ``smalti data classifier train``. Its score of each document is in the column ``quality``."""
     min_quality: Real = Field(0.5, ge=0, le=1)
@@ -161,6 +193,13 @@ class BuildConfig(Config):
                 f"more than one of the inputs is named '{twice}'",
                 allowed="a name of its own for each, of which their documents are a folder",
                 hint="inputs: [{path: PATH, name: NAME}, ...]",
+            )
+        unknown = next((name for name in self.languages if name not in LANGUAGES), None)
+        if unknown is not None and self.language_model is None:
+            raise NotAllowed(
+                f"language '{unknown}' is not recognised",
+                allowed=", ".join(LANGUAGES),
+                hint="for others give a fastText file: language_model=lid.176.ftz",
             )
         if self.dedup != "near" and "near_threshold" in self.model_fields_set:
             raise ValueError(f"near_threshold has no effect with dedup={self.dedup}")

@@ -6,7 +6,7 @@ dropped here. The same inputs and options give the same bytes.
 
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,8 +15,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from smalti.base.errors import RetryableError
+from smalti.config.build import BlockConfig
 from smalti.data.build.clean import pii
+from smalti.data.build.clean.blocklists import Blocklists
 from smalti.data.build.clean.language import UNDETERMINED, WITHOUT_BLANKS, identify
+from smalti.data.build.clean.language_model import LanguageModel
 from smalti.data.build.clean.markup import clean_text
 from smalti.data.build.contamination import EvaluationNgrams
 from smalti.data.build.extract.read import ExtractOptions, extract
@@ -29,7 +32,7 @@ from smalti.data.prepare.curate.normalize import normalize
 from smalti.data.prepare.curate.rules.presets import presets_by_name
 from smalti.data.prepare.curate.rules.rule import Preset, measure
 
-VERSION = 3
+VERSION = 4
 """Raised with every change after which the same inputs would give other rows."""
 
 EXTRACTED = pa.schema(
@@ -61,13 +64,14 @@ ANNOTATED = pa.schema(
         ("pii", pa.string()),
         ("evaluation", pa.string()),
         ("quality", pa.float64()),
+        ("blocked", pa.string()),
         ("digest", pa.string()),
         ("text", pa.large_string()),
     ]
 )
 """``pii``: spans as JSON ([start, end, kind]) in the cleaned text before replacement; ``evaluation``: the
-evaluation set with which it shares 13 words; ``quality``: the score of a classifier for ``text``; ``text``: cleaned
-and, if asked for, with placeholders."""
+evaluation set with which it shares 13 words; ``quality``: the score of a classifier for ``text``; ``blocked``: rule
+and entry of a list; ``text``: cleaned and, if asked for, with placeholders."""
 
 SAFE_RULES = ("safe",)
 CODE_RULES = ("code-light",)
@@ -88,7 +92,11 @@ class AnnotateOptions:
     """File of the n-grams of evaluation sets."""
     quality: str | None = None
     """File of a quality classifier."""
-    quality_digest: str | None = None
+    language_model: str | None = None
+    """fastText file of languages."""
+    block: BlockConfig | None = None
+    file_digests: tuple[str, ...] = ()
+    """Of the contents of the files that are named here."""
 
 
 def extract_shard(
@@ -121,14 +129,19 @@ def annotate_shard(path: Path, extracted: Path, options: AnnotateOptions) -> Non
     """Write the rows of ``extracted`` with annotations to ``path``."""
     evaluation = EvaluationNgrams.load(options.evaluation) if options.evaluation else None
     classifier = Classifier.load(options.quality) if options.quality else None
+    language_of = LanguageModel.load(options.language_model).identify if options.language_model else identify
+    blocklists = Blocklists.read(options.block) if options.block else None
     with RowWriter(path, ANNOTATED) as writer:
         for batch in batches(extracted):
-            rows = [_annotated(row, options) for row in batch]
+            rows = [_annotated(row, options, language_of) for row in batch]
             if evaluation is not None:
                 for row, name in zip(rows, evaluation.found_in([row["text"] for row in rows]), strict=True):
                     row["evaluation"] = name
             for row in rows:
-                row["quality"] = classifier.score(row["text"]) if classifier and row["problem"] is None else None
+                is_text = row["problem"] is None
+                row["quality"] = classifier.score(row["text"]) if classifier and is_text else None
+                blocked = blocklists.find(row["id"], row["text"]) if blocklists and is_text else None
+                row["blocked"] = " ".join(blocked) if blocked else None
                 writer.add(row, len(row["text"]))
 
 
@@ -144,7 +157,9 @@ def rules_of(rules: tuple[str, ...], kind: str) -> list[Preset]:
     return presets_by_name(rules or (CODE_RULES if kind == CODE else SAFE_RULES))
 
 
-def _annotated(row: dict[str, Any], options: AnnotateOptions) -> dict[str, Any]:
+def _annotated(
+    row: dict[str, Any], options: AnnotateOptions, language_of: Callable[[str], tuple[str, float]]
+) -> dict[str, Any]:
     raw = row.pop("text")
     base = {
         "split": split_of(row["id"], seed=options.seed, heldout_frac=options.heldout_frac),
@@ -163,7 +178,7 @@ def _annotated(row: dict[str, Any], options: AnnotateOptions) -> dict[str, Any]:
     is_code = row["kind"] == CODE
     if options.clean and not is_code:
         text = clean_text(text)
-    language, confidence = (CODE, 1.0) if is_code else identify(text)
+    language, confidence = (CODE, 1.0) if is_code else language_of(text)
     text, scores = measure(
         text, [preset for preset in rules_of(options.rules, row["kind"]) if _applies(preset, language)]
     )

@@ -18,6 +18,8 @@ from smalti.config.build import BuildConfig, BuildInput
 from smalti.config.dedup import DedupConfig
 from smalti.config.identity import identity
 from smalti.data.build.annotate import VERSION, AnnotateOptions, annotate_shard, extract_shard
+from smalti.data.build.clean.blocklists import Blocklists
+from smalti.data.build.clean.language_model import LanguageModel
 from smalti.data.build.contamination import write_ngrams
 from smalti.data.build.extract.html import html_method
 from smalti.data.build.extract.read import ExtractOptions
@@ -49,8 +51,7 @@ def build(config: BuildConfig, progress: Progress = no_progress) -> BuildReport:
     """
     for item in config.inputs:
         check_not_nested(item.path, config.output, f"input '{item.source}' ({item.path})")
-    if config.quality_model is not None:
-        Classifier.load(config.quality_model)  # before the work begins
+    _check_files(config)
     sources = find_inputs(config.inputs)
     work = work_folder(config)
     for item in config.inputs:
@@ -61,7 +62,7 @@ def build(config: BuildConfig, progress: Progress = no_progress) -> BuildReport:
         evaluation = _evaluation(config, work)
         html = html_method(config.html)
         digest = digest_json(
-            [VERSION, identity(config), html, [shard.digest for shard in shards], evaluation, _quality_digest(config),
+            [VERSION, identity(config), html, [shard.digest for shard in shards], evaluation, _file_digests(config),
              {name: [files.skipped, files.unnamable] for name, files in sources.items()}]
         )  # fmt: skip
         report = BuildReport.up_to_date(config.output, digest)
@@ -112,7 +113,9 @@ def _annotate(
     annotated = []
     for shard, path in zip(shards, extracted, strict=True):
         options = _annotate_options(config, inputs[shard.source], evaluation, work)
-        settings = [path.stem, VERSION, options.__dict__ | {"evaluation": evaluation, "quality": None}]
+        block = options.block and options.block.max_words
+        by_digest = {"evaluation": evaluation, "quality": None, "language_model": None, "block": block}
+        settings = [path.stem, VERSION, options.__dict__ | by_digest]
         annotated.append(work / "annotated" / f"{digest_json(settings)}.parquet")
     tasks = [
         Shard(
@@ -162,12 +165,27 @@ def _annotate_options(config: BuildConfig, item: BuildInput, evaluation: str | N
         float(config.heldout_frac),
         str(_ngrams_file(work, evaluation)) if evaluation else None,
         config.quality_model,
-        _quality_digest(config),
+        config.language_model,
+        config.block,
+        _file_digests(config),
     )
 
 
-def _quality_digest(config: BuildConfig) -> str | None:
-    return None if config.quality_model is None else xxh3_file(config.quality_model)
+def _check_files(config: BuildConfig) -> None:
+    """Load models and lists, before the work begins."""
+    if config.quality_model is not None:
+        Classifier.load(config.quality_model)
+    if config.language_model is not None:
+        LanguageModel.load(config.language_model)
+    if config.block is not None:
+        Blocklists.read(config.block)
+
+
+def _file_digests(config: BuildConfig) -> tuple[str, ...]:
+    """Return the digests of models and lists, each with what it is."""
+    lists = config.block.model_dump(exclude={"max_words"}) if config.block else {}
+    files = {"quality_model": (config.quality_model,), "language_model": (config.language_model,), **lists}
+    return tuple(f"{name} {xxh3_file(path)}" for name, paths in files.items() for path in paths if path)
 
 
 def _ngrams_file(work: Path, evaluation: str) -> Path:

@@ -51,6 +51,9 @@ class Policy:
             return Drop(row["kind"], row["problem"])
         if row["text"] is not None and not row["text"].strip():
             return Drop(EMPTY_RULE, "nothing is left of the text", 0.0)
+        if row["blocked"] is not None:
+            rule, _, what = row["blocked"].partition(" ")
+            return Drop(rule, f"it is on a list: {what}")
         foreign = self._language(row["language"], row["language_score"])
         # Spam has no language that is recognised: that it is spam says more.
         if foreign is not None and row["language"] != UNDETERMINED:

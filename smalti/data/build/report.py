@@ -22,13 +22,14 @@ COLUMNS = ("step", "documents in", "dropped", "of them", "kept")
 DROP_COLUMNS = ("source", "rule", "documents", "bytes")
 _STEP_OF = {
     "extract": "extract",
+    "block": "block",
     "dedup": "deduplicate",
     "decontaminate": "decontaminate",
     "language": "language",
     "repeats": "repeats",
     "semantic": "semantic",
 }
-_STEPS = ("extract", "language", "quality", "pii", "decontaminate", "deduplicate", "semantic", "repeats")
+_STEPS = ("extract", "block", "language", "quality", "pii", "decontaminate", "deduplicate", "semantic", "repeats")
 
 
 @dataclass(frozen=True)

@@ -42,9 +42,9 @@ _MIN_COVERAGE = 0.1
 
 def identify(text: str) -> tuple[str, float]:
     """Return the language (ISO 639-1, or ``und``) of most of ``text``, and the confidence."""
-    sample = _sample(text)
-    counts = {name: sum(map(len, run.findall(sample))) for name, run in _RUNS.items()}
-    n_letters = sum(map(len, _LETTERS.findall(sample)))
+    piece = sample(text)
+    counts = {name: sum(map(len, run.findall(piece))) for name, run in _RUNS.items()}
+    n_letters = sum(map(len, _LETTERS.findall(piece)))
     if n_letters < _MIN_LETTERS:
         return UNDETERMINED, 0.0
     east_asian = counts.pop("kana") + counts["han"]
@@ -58,15 +58,15 @@ def identify(text: str) -> tuple[str, float]:
     if script in _LANGUAGE_OF:
         return _LANGUAGE_OF[script], share
     if script == "arabic":
-        is_persian = len(_PERSIAN.findall(sample)) > 0.03 * counts[script]
+        is_persian = len(_PERSIAN.findall(piece)) > 0.03 * counts[script]
         return ("fa" if is_persian else "ar"), share
-    language, confidence = _by_words(sample)
+    language, confidence = _by_words(piece)
     return language, share * confidence
 
 
-def _by_words(sample: str) -> tuple[str, float]:
+def _by_words(piece: str) -> tuple[str, float]:
     evidence: Counter[str] = Counter()
-    tokens = Counter(token.lower().replace("’", "'") for token in _TOKEN.findall(sample))  # noqa: RUF001
+    tokens = Counter(token.lower().replace("’", "'") for token in _TOKEN.findall(piece))  # noqa: RUF001
     for token, count in tokens.items():
         # d'un and l'homme are two words of which the first says nothing.
         weights = WEIGHTS.get(token) or WEIGHTS.get(token.partition("'")[2], {})
@@ -81,7 +81,7 @@ def _by_words(sample: str) -> tuple[str, float]:
     return language, evidence[language] ** 3 / sum(value**3 for value in evidence.values())
 
 
-def _sample(text: str) -> str:
+def sample(text: str) -> str:
     """Return the beginning, the middle and the end of a long text."""
     if len(text) <= _SAMPLE_CHARACTERS:
         return text
