@@ -45,6 +45,9 @@ _AFTER_WHAT_IS_PUBLIC = re.compile(
 )
 _PUBLIC = re.compile(r"AAAA|_Z|sha\d{1,3}-")
 """How public keys, names of C++ functions and checksums begin."""
+_NAMES = re.compile("(?i:key|token|secret|passw|bearer|authoriz)")
+_TOKEN_CHARACTERS, _NAMED_CHARACTERS, _UNKNOWN_CHARACTERS = 15, 16, 24
+"""The shortest that the patterns find. They have no blanks, so a text whose words are shorter is not searched."""
 _MIN_ENTROPY = 3.5
 """Bits for each character: random hexadecimal digits have 3.7 or more from 24 characters on, words less than 3.5."""
 _MIN_UNKNOWN_ENTROPY = 3.9
@@ -59,18 +62,19 @@ _LETTERS = re.compile(r"[a-z]{4,}")
 def find_credentials(text: str) -> Iterator[tuple[int, int]]:
     """Yield the spans of secrets; they may overlap."""
     yield from _private_keys(text)
-    for match in _URL_CREDENTIALS.finditer(text):
+    for match in _URL_CREDENTIALS.finditer(text) if "://" in text else ():
         if not _NO_PASSWORD.fullmatch(match["value"].partition(":")[2]):
             yield match.span("value")
-    for match in _TOKENS.finditer(text):
+    longest = max(map(len, text.split()), default=0)
+    for match in _TOKENS.finditer(text) if longest >= _TOKEN_CHARACTERS else ():
         yield match.span()
-    for match in _NAMED.finditer(text):
+    for match in _NAMED.finditer(text) if longest >= _NAMED_CHARACTERS and _NAMES.search(text) else ():
         value = match["value"].rstrip(".")
         varied = sum(bool(re.search(kind, value)) for kind in ("[a-z]", "[A-Z]", r"\d", r"[^A-Za-z0-9]"))
         if entropy(value) < _MIN_ENTROPY or varied < 2 or not re.search(r"\d", value) or _ATTRIBUTE.fullmatch(value):
             continue
         yield match.start("value"), match.start("value") + len(value)
-    for match in _UNKNOWN.finditer(text):
+    for match in _UNKNOWN.finditer(text) if longest >= _UNKNOWN_CHARACTERS else ():
         before = text[max(0, match.start() - 200) : match.start()]
         is_public = _AFTER_WHAT_IS_PUBLIC.search(before[-60:]) or "://" in before.split(" ")[-1]
         if not is_public and not _is_line_of_data(text, match) and _is_random(match[0]):

@@ -7,28 +7,16 @@ Cyrillic, the share of its function words among those of all languages of that s
 
 import re
 from collections import Counter
+from collections.abc import Iterable
 
 from smalti.data.build.clean.function_words import WEIGHTS, WORDS
+from smalti.data.documents.characters import count, count_scripts
 
 UNDETERMINED = "und"
 WITHOUT_BLANKS = frozenset({"ja", "zh", "th"})
 """Languages that are written without blanks between words: rules that count words do not apply."""
 
-_SCRIPTS = {
-    "latin": r"A-Za-z\u00c0-\u00d6\u00d8-\u00f6\u00f8-\u024f\u1e00-\u1eff",
-    "cyrillic": r"\u0400-\u04ff",
-    "kana": r"\u3041-\u30ff\u31f0-\u31ff\uff66-\uff9f",
-    "han": r"\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff",
-    "hangul": r"\uac00-\ud7a3\u1100-\u11ff",
-    "greek": r"\u0370-\u03ff\u1f00-\u1fff",
-    "hebrew": r"\u05d0-\u05ea",
-    "arabic": r"\u0621-\u064a\u0660-\u06ff",
-    "devanagari": r"\u0900-\u097f",
-    "thai": r"\u0e01-\u0e5b",
-}
-_RUNS = {name: re.compile(f"[{characters}]+") for name, characters in _SCRIPTS.items()}
 _LANGUAGE_OF = {"hangul": "ko", "greek": "el", "hebrew": "he", "devanagari": "hi", "thai": "th"}
-_LETTERS = re.compile(r"[^\W\d_]+")
 _TOKEN = re.compile(r"[^\W\d_]+(?:['’][^\W\d_]+)?")  # noqa: RUF001  (the typographic apostrophe is meant)
 _PERSIAN = re.compile("[پچژگکی]")
 
@@ -43,8 +31,7 @@ _MIN_COVERAGE = 0.1
 def identify(text: str) -> tuple[str, float]:
     """Return the language (ISO 639-1, or ``und``) of most of ``text``, and the confidence."""
     piece = sample(text)
-    counts = {name: sum(map(len, run.findall(piece))) for name, run in _RUNS.items()}
-    n_letters = sum(map(len, _LETTERS.findall(piece)))
+    counts, n_letters = count_scripts(piece), count(piece).word_letters
     if n_letters < _MIN_LETTERS:
         return UNDETERMINED, 0.0
     east_asian = counts.pop("kana") + counts["han"]
@@ -66,16 +53,20 @@ def identify(text: str) -> tuple[str, float]:
 
 def _by_words(piece: str) -> tuple[str, float]:
     evidence: Counter[str] = Counter()
-    tokens = Counter(token.lower().replace("’", "'") for token in _TOKEN.findall(piece))  # noqa: RUF001
-    for token, count in tokens.items():
-        # d'un and l'homme are two words of which the first says nothing.
-        weights = WEIGHTS.get(token) or WEIGHTS.get(token.partition("'")[2], {})
-        for language, weight in weights.items():
-            evidence[language] += weight * count  # type: ignore[assignment]
+    words: Iterable[str] = map(str.lower, _TOKEN.findall(piece))
+    if "’" in piece:  # noqa: RUF001
+        words = (word.replace("’", "'") for word in words)  # noqa: RUF001
+    tokens = Counter(words)
+    for token, n in tokens.items():
+        weights = WEIGHTS.get(token)
+        if weights is None and "'" in token:  # d'un and l'homme are two words of which the first says nothing
+            weights = WEIGHTS.get(token.partition("'")[2])
+        for language, weight in weights.items() if weights else ():
+            evidence[language] += weight * n  # type: ignore[assignment]
     if not evidence:
         return UNDETERMINED, 0.0
     language = max(sorted(evidence), key=evidence.__getitem__)
-    matched = sum(count for token, count in tokens.items() if token in WORDS[language])
+    matched = sum(n for token, n in tokens.items() if token in WORDS[language])
     if matched < _MIN_FUNCTION_WORDS or matched < _MIN_COVERAGE * tokens.total():
         return UNDETERMINED, 0.0
     return language, evidence[language] ** 3 / sum(value**3 for value in evidence.values())

@@ -46,9 +46,14 @@ _CUED_PHONE = re.compile(
 )
 
 
+_SOME_IBAN = re.compile(r"[A-Z][A-Z]\d\d")
+_SOME_DIGITS = re.compile(r"\d(?:[ .()/\xa0\u2013-]{0,2}\d){5}")
+"""In every number that is found: a search for these is several times as fast, and most texts have none."""
+
+
 def find_ibans(text: str) -> Iterator[tuple[int, int]]:
     """Yield the spans of IBANs of a known country, with its length and right check digits."""
-    for match in _IBAN.finditer(text):
+    for match in _IBAN.finditer(text) if _SOME_IBAN.search(text) else ():
         compact = re.sub("[ -]", "", match[0])
         length = _IBAN_LENGTHS.get(compact[:2])
         if length is None or len(compact) < length or not is_iban(compact[:length]):
@@ -61,7 +66,7 @@ def find_cards(text: str) -> Iterator[tuple[int, int]]:
 
     Other digits may be beside it, such as an expiry date and the code of the back.
     """
-    for run in _DIGIT_GROUPS.finditer(text):
+    for run in _DIGIT_GROUPS.finditer(text) if _SOME_DIGITS.search(text) else ():
         groups = [(match.start() + run.start(), match.end() + run.start()) for match in _GROUP.finditer(run[0])]
         if re.match(r"\w", text[run.end() : run.end() + 1]):
             groups.pop()  # digits of a word
@@ -94,6 +99,8 @@ def _card_from(text: str, groups: list[tuple[int, int]], first: int) -> int | No
 
 def find_phones(text: str) -> Iterator[tuple[int, int]]:
     """Yield the spans of phone numbers as several countries write them, and of any after a word such as phone."""
+    if not _SOME_DIGITS.search(text):
+        return
     for match in _PHONES.finditer(text):
         if 7 <= sum(map(str.isdigit, match[0])) <= 15:
             yield match.span()

@@ -12,9 +12,7 @@ from smalti.data.prepare.curate.rules.measure import (
     frac,
     mean_word_length,
     repeated_line_characters_frac,
-    repeated_ngram_characters,
     repeats,
-    top_ngram_characters,
 )
 from smalti.data.prepare.curate.rules.rule import Preset, Rule
 
@@ -65,11 +63,11 @@ QUALITY = Preset(
 
 
 def _top(n: int) -> Callable[[Text], float]:
-    return lambda text: frac(top_ngram_characters(text.words, n), len(text.text))
+    return lambda text: frac(text.ngrams.top_characters(n), len(text.text))
 
 
 def _repeated(n: int) -> Callable[[Text], float]:
-    return lambda text: frac(repeated_ngram_characters(text.words, n), len(text.text))
+    return lambda text: frac(text.ngrams.repeated_characters(n), len(text.text))
 
 
 _TOP_LIMITS = ((2, 0.20), (3, 0.18), (4, 0.16))

@@ -1,9 +1,11 @@
 """Measures of a text that several rules use."""
 
 import re
-from collections import Counter
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from functools import cached_property
+
+from smalti.data.documents.characters import Characters, count
+from smalti.data.prepare.curate.rules.ngrams import Ngrams
 
 _TOKEN = re.compile(r"\w+(?:['’\-]\w+)*|[^\w\s]")  # noqa: RUF001  (the typographic apostrophe is meant)
 _SENTENCE_END = re.compile(r"[.!?]+[\"')\]]*(?=\s|$)")
@@ -35,6 +37,16 @@ class Text:
     def words(self) -> list[str]:
         """Words, split at white space."""
         return self.text.split()
+
+    @cached_property
+    def characters(self) -> Characters:
+        """Numbers of characters by class."""
+        return count(self.text)
+
+    @cached_property
+    def ngrams(self) -> Ngrams:
+        """The n-grams of ``words``."""
+        return Ngrams(self.words)
 
     @cached_property
     def tokens(self) -> list[str]:
@@ -82,29 +94,3 @@ def repeats(items: Sequence[str]) -> tuple[int, int]:
             characters += len(item)
         seen.add(item)
     return count, characters
-
-
-def top_ngram_characters(words: Sequence[str], n: int) -> int:
-    """Return the characters of the most frequent n-gram (of ties the longest) times its count; 0 if there is none."""
-    counts: Counter[tuple[str, ...]] = Counter(zip(*(words[i:] for i in range(n)), strict=False))
-    count, characters = max(((count, _characters(gram)) for gram, count in counts.items()), default=(0, 0))
-    return count * characters
-
-
-def repeated_ngram_characters(words: Sequence[str], n: int) -> int:
-    """Count characters in n-grams that occurred before, each once (Gopher, table A1: 'without overlap')."""
-    seen: set[Hashable] = set()
-    characters = start = 0
-    while start <= len(words) - n:
-        gram = tuple(words[start : start + n])
-        if gram in seen:
-            characters += _characters(gram)
-            start += n
-        else:
-            seen.add(gram)
-            start += 1
-    return characters
-
-
-def _characters(gram: Sequence[str]) -> int:
-    return sum(map(len, gram)) + len(gram) - 1

@@ -13,19 +13,17 @@ _BLOCK = 400
 _LEAST = 60
 _COMPRESSED_FRAC = 0.2
 """Prose in blocks of 400 characters compresses to 0.5 to 0.65 of its bytes, a line repeated ten times to 0.15."""
-_WIDE = re.compile(r"[\u3041-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uac00-\ud7a3]")
 _MARKUP = re.compile(r"<[A-Za-z/!][^<>]{0,300}>|\b(?:function|var|const|let)\b[^\n]{0,80}[{;]|[{};]\s*$", re.MULTILINE)
 
 
 def _letters(text: Text) -> float:
     """Count letters; a character of Han, kana or Hangul is worth three of them."""
-    return sum(map(str.isalpha, text.text)) + 2 * len(_WIDE.findall(text.text))
+    return text.characters.letters + 2 * text.characters.wide
 
 
 def _letter_frac(text: Text) -> float:
     """Return the share of letters and their marks (vowel signs) among visible characters."""
-    visible = "".join(text.words)
-    return frac(sum(character.isalpha() or not character.isascii() for character in visible), len(visible))
+    return frac(text.characters.visible_words, text.characters.visible)
 
 
 def _markup_frac(text: Text) -> float:
