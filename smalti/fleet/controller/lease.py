@@ -11,7 +11,7 @@ from contextlib import contextmanager
 
 from smalti.base import clock, database
 from smalti.base.processes import identity, is_running
-from smalti.fleet.queue.runs import unfinished
+from smalti.fleet.queue.runs import are_unfinished
 
 LEASE_S = 15.0
 """A controller that runs but has not renewed for so long is taken for stopped, and replaced."""
@@ -65,10 +65,10 @@ class Lease:
         A launch either comes before, and is seen here, or after, and then finds no controller and starts one.
         """
         with self.transaction(write=False) as db:
-            if unfinished(db, self.host):
+            if are_unfinished(db, self.host):
                 return False
         with self.transaction() as db:
-            if unfinished(db, self.host):
+            if are_unfinished(db, self.host):
                 return False
             db.execute("UPDATE fleet_controllers SET pid=NULL, process=NULL WHERE host=?", (self.host,))
         return True
@@ -77,7 +77,7 @@ class Lease:
 def is_needed(host: str) -> bool:
     """Return whether runs wait for a controller of ``host``, and none runs."""
     with database.transaction(write=False) as db:
-        return bool(unfinished(db, host)) and not _is_held(_row(db, host), LEASE_S)
+        return are_unfinished(db, host) and not _is_held(_row(db, host), LEASE_S)
 
 
 def holder(host: str) -> int | None:

@@ -3,7 +3,7 @@ records the incidents, each with what was done."""
 
 import sqlite3
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,19 @@ _SKEW_S, _OTHER_SKEW_S = 0.5, 60.0
 Event = Mapping[str, Any]
 
 
+@dataclass(frozen=True)
+class _New:
+    """What the events of a run say that is not recorded yet."""
+
+    job: Job
+    size: int
+    """Of the file of events."""
+    events: Sequence[Event]
+    """Checks and faults."""
+    ended: Sequence[Sequence[Event]]
+    """The events of each earlier attempt of ``smalti train`` that ended with a fault or failed a check."""
+
+
 class RunEvents:
     """The events of runs that were recorded. A run that has ended is read once more, before its end is a move."""
 
@@ -38,42 +51,57 @@ class RunEvents:
         """By number of the run the events of the attempt of ``smalti train`` that began last."""
 
     def record(self, jobs: list[Job]) -> None:
-        """Record the new events of runs that have an attempt."""
-        for job in jobs:
-            last, number = job.last, job.run.number
-            if job.run.state not in ACTIVE or last is None or last.started_s is None or job.run.folder is None:
-                continue
-            is_due = clock.now_s() > self._looked_s.get(number, -_EVERY_S) + _EVERY_S
-            if is_due or last.ended_s is not None:
-                self._looked_s[number] = clock.now_s()
-                try:
-                    self._read(job, Path(job.run.folder))
-                except (OSError, SmaltiError) as error:  # the folder, or the database: again in a moment
-                    get("fleet").warning("events of %s are not recorded: %s", job.run.id, error)
-
-    def _read(self, job: Job, folder: Path) -> None:
-        file = folder / FILE_NAME
-        size = file.stat().st_size if file.exists() else 0
-        if size == self._sizes.get(job.run.number, 0):
+        """Record the new events of runs that have an attempt, in one transaction."""
+        news = [new for job in jobs if self._is_due(job) and (new := self._read(job)) is not None]
+        if not news:
             return
-        assert job.last is not None
-        skew_s = _SKEW_S if job.run.engine == "local" else _OTHER_SKEW_S
+        done: list[str | None] = []
+        try:
+            with self._lease.transaction() as db:
+                for new in news:
+                    done += _add(db, new)
+        except (OSError, SmaltiError) as error:  # again in a moment
+            get("fleet").warning("events of %s are not recorded: %s", ", ".join(new.job.run.id for new in news), error)
+            return
+        self._sizes |= {new.job.run.number: new.size for new in news}
+        for what in filter(None, done):
+            get("fleet").warning("%s", what)
+
+    def _is_due(self, job: Job) -> bool:
+        last, number = job.last, job.run.number
+        if job.run.state not in ACTIVE or last is None or last.started_s is None or job.run.folder is None:
+            return False
+        is_due = clock.now_s() > self._looked_s.get(number, -_EVERY_S) + _EVERY_S
+        if is_due or last.ended_s is not None:
+            self._looked_s[number] = clock.now_s()
+            return True
+        return False
+
+    def _read(self, job: Job) -> _New | None:
+        """Read the events of a run, if there are new ones; None: nothing in them is to be recorded."""
+        run, folder = job.run, Path(str(job.run.folder))
+        file = folder / FILE_NAME
+        try:
+            size = file.stat().st_size if file.exists() else 0
+            if size == self._sizes.get(run.number, 0):
+                return None
+            every = read_events(folder)
+        except (OSError, SmaltiError) as error:  # again in a moment
+            get("fleet").warning("events of %s are not recorded: %s", run.id, error)
+            return None
+        skew_s = _SKEW_S if run.engine == "local" else _OTHER_SKEW_S
         since_s = min(attempt.started_s for attempt in job.attempts if attempt.started_s is not None) - skew_s
-        events = [event for event in read_events(folder) if (clock.seconds_of(event.get("time")) or 0.0) >= since_s]
+        events = [event for event in every if (clock.seconds_of(event.get("time")) or 0.0) >= since_s]
         by_attempt: dict[Any, list[Event]] = {}
         for event in events:
             by_attempt.setdefault(event.get("attempt"), []).append(event)
-        *earlier, self._last[job.run.number] = list(by_attempt.values()) or [[]]
-        with self._lease.transaction() as db:
-            done = [records.add_event(db, job.run, job.last.node, event) for event in events]
-            for of_attempt in earlier:
-                ended = _last_of(of_attempt, "attempt_ended")
-                is_fault = ended is not None and ended.get("cause") not in (None, *PAUSES)
-                if is_fault or _unhealthy(of_attempt) is not None:
-                    _report(db, _in_run(job.run, job.last.node), of_attempt)
-        self._sizes[job.run.number] = size
-        for what in filter(None, done):
-            get("fleet").warning("%s", what)
+        *earlier, self._last[run.number] = list(by_attempt.values()) or [[]]
+        recorded = [event for event in events if event["event"] in (*records.FAULTS, records.CHECK)]
+        ended = [of_attempt for of_attempt in earlier if _is_incident(of_attempt)]
+        if recorded or ended:
+            return _New(job, size, recorded, ended)
+        self._sizes[run.number] = size
+        return None
 
     def report(self, db: sqlite3.Connection, move: Move, last: Attempt | None) -> None:
         """Record the incident of a move, in its transaction: a fault of the ``last`` attempt, or a run that failed."""
@@ -96,6 +124,21 @@ class RunEvents:
             move.detail or f"it ended with exit code {move.code}", action, last.node, run.cluster, run.id,
         )  # fmt: skip
         _report(db, incident, events)
+
+
+def _add(db: sqlite3.Connection, new: _New) -> list[str | None]:
+    """Record what is new; returns what was done with cordons, in words."""
+    run, last = new.job.run, new.job.last
+    node = None if last is None else last.node
+    done = [records.add_event(db, run, node, event) for event in new.events]
+    for of_attempt in new.ended:
+        _report(db, _in_run(run, node), of_attempt)
+    return done
+
+
+def _is_incident(events: Sequence[Event]) -> bool:
+    ended = _last_of(events, "attempt_ended")
+    return (ended is not None and ended.get("cause") not in (None, *PAUSES)) or _unhealthy(events) is not None
 
 
 def _in_run(run: Run, node: str | None) -> Incident:
@@ -132,7 +175,7 @@ def _report(db: sqlite3.Connection, incident: Incident, events: Sequence[Event])
 
 def _unhealthy(events: Sequence[Event]) -> Event | None:
     """Return the last check that failed; each node of an attempt may have one."""
-    checks = [event for event in events if event["event"] == "node_checked"]
+    checks = [event for event in events if event["event"] == records.CHECK]
     return next((event for event in reversed(checks) if event.get("result") == "unhealthy"), None)
 
 

@@ -17,6 +17,8 @@ Kind = Literal["check", "fault"]
 Json = dict[str, Any]
 
 FAULTS = ("rank_died", "rank_hung", "rank_unresponsive", "node_lost", "oom", "not_finite")
+CHECK = "node_checked"
+"""The events that are recorded."""
 _RECENT_S = 3600.0
 """An older check of an event cordons no node: the node may have been repaired since."""
 
@@ -78,7 +80,7 @@ def add_event(db: sqlite3.Connection, run: Run, node: str | None, event: Mapping
         how = event.get("signal") or event.get("why") or event.get("code") or kind
         add(db, name, "fault", kind, f"{rank}of {run.id}: {how}", source=source, time_s=time_s, run=run.number)
         return None
-    if kind != "node_checked":
+    if kind != CHECK:
         return None
     message = " ".join(str(line) for line in event.get("lines") or ())[-300:]
     result = str(event.get("result"))

@@ -178,6 +178,11 @@ def unfinished(db: sqlite3.Connection, host: str) -> list[Run]:
     return select(db, f"number IN ({_UNFINISHED})", (host, *ENDED))
 
 
+def are_unfinished(db: sqlite3.Connection, host: str) -> bool:
+    """Return whether runs of a machine have not ended."""
+    return db.execute(f"{_UNFINISHED} LIMIT 1", (host, *ENDED)).fetchone() is not None
+
+
 def attempts(db: sqlite3.Connection, run: int) -> list[Attempt]:
     """Return the attempts of a run, the first first."""
     rows = db.execute("SELECT * FROM fleet_attempts WHERE run=? ORDER BY number", (run,))
