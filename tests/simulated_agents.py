@@ -107,12 +107,12 @@ def queue(n_runs: int) -> list[runs.Run]:
 def main() -> None:
     """Control the runs until all have ended, and print what happened."""
     n_runs, n_faults, seed = map(int, sys.argv[1:])
+    lease = Lease.take(runs.this_host())  # first: a command that finds runs without a controller starts one
+    assert lease is not None
     queued = queue(n_runs)
     share, rest = divmod(n_faults, n_runs)
     agents = Agents({run.number: share + (place < rest) for place, run in enumerate(queued)}, random.Random(seed))
     loop.start_attempt = agents.start_attempt  # type: ignore[assignment]
-    lease = Lease.take(runs.this_host())
-    assert lease is not None
     controller = loop.Controller(lease, Room(n_runs))
     agents.start()
     rounds_s: list[float] = []
