@@ -18,6 +18,7 @@ Preset = Literal[
     "c4-2019",
     "fineweb-code-0.01",
     "fineweb-paper-0.1",
+    "refinedweb-2023",
 ]
 """Names of the rule presets, which are defined in ``smalti/data/prepare/curate/rules``."""
 

@@ -32,7 +32,7 @@ from smalti.data.prepare.curate.normalize import normalize
 from smalti.data.prepare.curate.rules.presets import presets_by_name
 from smalti.data.prepare.curate.rules.rule import Preset, measure
 
-VERSION = 4
+VERSION = 5
 """Raised with every change after which the same inputs would give other rows."""
 
 EXTRACTED = pa.schema(

@@ -38,6 +38,7 @@ def test_thresholds_are_the_published_ones():
     }
     inf = float("inf")
     published = {
+        "refinedweb-2023/removed-word-frac": (-inf, 0.05),
         "gopher-2021/words": (50, 100_000), "gopher-2021/mean-word-length": (3, 10),
         "gopher-2021/hash-frac": (-inf, 0.1), "gopher-2021/ellipsis-frac": (-inf, 0.1),
         "gopher-2021/bullet-line-frac": (-inf, 0.9), "gopher-2021/ellipsis-line-frac": (-inf, 0.3),
@@ -119,8 +120,9 @@ def test_gopher_repetition():
         ("This needs JavaScript to run.\n" * 5, "sentences"),
         ("Please read our privacy policy here.\n" * 5, "sentences"),
         ("A line with " + "x" * 1001 + " in it.\n" * 5, "sentences"),
-        ("A fine line of text here.\n" * 5 + "Lorem ipsum dolor.", "lorem-ipsum"),
-        ("A fine line of text here.\n" * 5 + "{", "curly-brackets"),
+        ("A fine line of text here.\n" * 5 + "Lorem ipsum dolor sit.", "lorem-ipsum"),
+        ("A fine line of text here.\n" * 5 + "With a { in it.", "curly-brackets"),
+        ("A fine line of text here.\n" * 5 + "{", None),
     ],
 )
 def test_c4(text, rule):
@@ -130,6 +132,25 @@ def test_c4(text, rule):
 def test_c4_takes_lines_and_citations_out():
     text = "Menu\n" + "A fine line [12] of text[edit] here.\n" * 5 + "Share"
     assert judge(text, presets_by_name(["c4-2019"])).text == "\n".join(["A fine line  of text here."] * 5)
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["Share", "CLICK HERE NOW to go", "12 345.6 -- 7", "12K likes", "  3,400 Views ", "Sign-in to see this",
+     "the story so far read more...", "you have 3 items in cart today"],
+)  # fmt: skip
+def test_refinedweb_takes_lines_out(line):
+    body = "\n".join(f"This is a line of some length number {chr(97 + i)}." for i in range(20))
+    text = f"{body[:400]}\n{line}\n\n{body[400:]}"
+    verdict = judge(text, presets_by_name(["refinedweb-2023"]))
+    assert (verdict.rule, verdict.text) == (None, f"{body[:400]}\n\n{body[400:]}")
+    assert broken_by(f"{text}\n{line}" * 4, "refinedweb-2023") is None
+    assert broken_by(body[:200] + f"\n{line}" * 20, "refinedweb-2023") == "refinedweb-2023/removed-word-frac"
+
+
+def test_refinedweb_keeps_prose():
+    text = "He had 12K likes on the post about it.\n\nShe did not sign-in, nor read more... of it than that line.\n" * 3
+    assert judge(text, presets_by_name(["refinedweb-2023"])).text == text
 
 
 def test_fineweb_presets_differ_only_in_repeated_lines():
@@ -197,9 +218,9 @@ def test_ngram_measures_against_plain_counting(words, n):
     grams = [tuple(words[i : i + n]) for i in range(len(words) - n + 1)]
     counts = Counter(grams)
     best = max(counts.values(), default=0)
-    longest = max((len(" ".join(gram)) for gram, count in counts.items() if count == best), default=0)
+    first = next((len(" ".join(gram)) for gram, count in counts.items() if count == best), 0)
     ngrams = Ngrams(words)
-    assert ngrams.top_characters(n) == best * longest
+    assert ngrams.top_characters(n) == best * first
     seen, inside, start = set(), 0, 0
     while start < len(grams):
         is_repeated = grams[start] in seen

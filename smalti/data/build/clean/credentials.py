@@ -40,12 +40,13 @@ _NAMED = re.compile(
 _ATTRIBUTE = re.compile(r"[A-Za-z_$][A-Za-z_]*\d{0,3}(?:\.[A-Za-z_]\w*)+")
 """``settings.SECRET_KEY_2``: code, not a secret."""
 _UNKNOWN = re.compile(r"(?<![\w/+.%-])[A-Za-z0-9_+/-]{24,128}={0,2}(?![\w/+%]|\.\w)")
+_LONG_WORD = re.compile(r"(?<!\S)\S{24,}")
 _AFTER_WHAT_IS_PUBLIC = re.compile(
     r"(?i:base64|ssh-[a-z0-9]{2,10}|ecdsa-\S{1,40}|sha\d{1,3}|fingerprint|commit|digest|checksum|integrity)\W{0,3}$"
 )
 _PUBLIC = re.compile(r"AAAA|_Z|sha\d{1,3}-")
 """How public keys, names of C++ functions and checksums begin."""
-_NAMES = re.compile("(?i:key|token|secret|passw|bearer|authoriz)")
+_NAMES = ("key", "token", "secret", "passw", "bearer", "authoriz")
 _TOKEN_CHARACTERS, _NAMED_CHARACTERS, _UNKNOWN_CHARACTERS = 15, 16, 24
 """The shortest that the patterns find. They have no blanks, so a text whose words are shorter is not searched."""
 _MIN_ENTROPY = 3.5
@@ -62,23 +63,31 @@ _LETTERS = re.compile(r"[a-z]{4,}")
 def find_credentials(text: str) -> Iterator[tuple[int, int]]:
     """Yield the spans of secrets; they may overlap."""
     yield from _private_keys(text)
-    for match in _URL_CREDENTIALS.finditer(text) if "://" in text else ():
+    for match in _URL_CREDENTIALS.finditer(text) if "://" in text and "@" in text else ():
         if not _NO_PASSWORD.fullmatch(match["value"].partition(":")[2]):
             yield match.span("value")
     longest = max(map(len, text.split()), default=0)
     for match in _TOKENS.finditer(text) if longest >= _TOKEN_CHARACTERS else ():
         yield match.span()
-    for match in _NAMED.finditer(text) if longest >= _NAMED_CHARACTERS and _NAMES.search(text) else ():
+    lower = text.lower()
+    has_name = longest >= _NAMED_CHARACTERS and any(name in lower for name in _NAMES)
+    for match in _NAMED.finditer(text) if has_name else ():
         value = match["value"].rstrip(".")
         varied = sum(bool(re.search(kind, value)) for kind in ("[a-z]", "[A-Z]", r"\d", r"[^A-Za-z0-9]"))
         if entropy(value) < _MIN_ENTROPY or varied < 2 or not re.search(r"\d", value) or _ATTRIBUTE.fullmatch(value):
             continue
         yield match.start("value"), match.start("value") + len(value)
-    for match in _UNKNOWN.finditer(text) if longest >= _UNKNOWN_CHARACTERS else ():
+    for match in _unknown(text) if longest >= _UNKNOWN_CHARACTERS else ():
         before = text[max(0, match.start() - 200) : match.start()]
         is_public = _AFTER_WHAT_IS_PUBLIC.search(before[-60:]) or "://" in before.split(" ")[-1]
         if not is_public and not _is_line_of_data(text, match) and _is_random(match[0]):
             yield match.span()
+
+
+def _unknown(text: str) -> Iterator[re.Match[str]]:
+    """Yield what may be a secret without a name, from words that are long enough."""
+    for word in _LONG_WORD.finditer(text):
+        yield from _UNKNOWN.finditer(text, word.start(), word.end())
 
 
 def entropy(value: str) -> float:

@@ -34,9 +34,14 @@ _BOILERPLATE = re.compile(
     r"items? in cart.*|add to cart|advertisement)\s*$",
     re.IGNORECASE,
 )
+_CUES = (
+    "javascript", "cookie", "privacy policy", "terms ", "all rights reserved", "skip to", "share ", "follow us",
+    "subscribe to", "sign in", "log in", "read more", "back to top", "in cart", "add to cart", "advertisement",
+)  # fmt: skip
+"""Of which one is in every line of boilerplate: most texts have none."""
 _CODE_LINE = re.compile(
     r"^\s*(?:(?:var|let|const)\s+[\w$.]+\s*=.*;|(?:window|document|\$)[.(\[].*;|\}?\s*function\s*\w*\s*\([^)]*\)\s*\{.*|"
-    r"gtag\(.*|[.#][\w-]+(?:\s*[,>]?\s*[.#]?[\w-]+)*\s*\{[^}]*\}?|[\w-]{2,30}\s*:\s*[^;{}]{1,80};)\s*$"
+    r"gtag\(.*|[.#][\w-]++(?:[\s,>.#]++[\w-]++)*+\s*+\{[^}]*\}?|[\w-]{2,30}\s*:\s*[^;{}]{1,80};)\s*$"
 )
 _MIN_CODE_LINES = 2
 
@@ -72,12 +77,19 @@ def _without_tags(text: str) -> str:
 
 
 def _without_boilerplate(text: str) -> str:
-    lines = text.split("\n")
-    is_code = [len(line) < _LINE_CHARACTERS and bool(_CODE_LINE.match(line)) for line in lines]
+    lines, lower = text.split("\n"), text.lower()
+    has_boilerplate = any(cue in lower for cue in _CUES)
+    is_code = [
+        len(line) < _LINE_CHARACTERS
+        and (";" in line or "{" in line or "gtag(" in line)
+        and _CODE_LINE.match(line) is not None
+        for line in lines
+    ]
     drops_code = sum(is_code) >= _MIN_CODE_LINES and not _FENCE.search(text) and sum(is_code) * 4 < len(lines) * 3
     kept = [
         line
         for line, code in zip(lines, is_code, strict=True)
-        if not (code and drops_code) and not (len(line) < _LINE_CHARACTERS and _BOILERPLATE.search(line))
+        if not (code and drops_code)
+        and not (has_boilerplate and len(line) < _LINE_CHARACTERS and _BOILERPLATE.search(line))
     ]
     return text if len(kept) == len(lines) else _GAPS.sub("\n\n", "\n".join(kept)).strip("\n")

@@ -1,6 +1,7 @@
 """C4's rules (Raffel et al. 2019, arXiv 1910.10683, section 2.2, and its published code), for English web pages.
 
-The preset edits texts: it removes lines that are not sentences, and citation marks. The list of bad words is not used.
+The preset edits texts: it removes lines that are not sentences, and citation marks. The other rules are about the lines
+that stay, as in the code; the paper drops a page with a curly bracket anywhere. The list of bad words is not used.
 Sentences are counted by their end marks, without a trained splitter.
 """
 
@@ -18,7 +19,7 @@ _POLICY = ("terms of use", "privacy policy", "cookie policy", "uses cookies", "u
 
 
 def _edit(text: str) -> str:
-    lines = (_CITATION.sub("", line.strip()) for line in text.split("\n"))
+    lines = (_CITATION.sub("", line.strip()) if "[" in line else line.strip() for line in text.split("\n"))
     return "\n".join(line for line in lines if _is_sentences(line))
 
 
@@ -42,12 +43,16 @@ def _sentences(text: Text) -> float:
 C4 = Preset(
     "c4-2019",
     "Raffel et al. 2019, arXiv 1910.10683, section 2.2",
-    (
-        Rule(
-            "lorem-ipsum", "occurrences of 'lorem ipsum'", lambda text: text.text.lower().count("lorem ipsum"), high=0
-        ),
-        Rule("curly-brackets", "occurrences of '{'", lambda text: text.text.count("{"), high=0),
-    ),
+    (),
     edit=_edit,
-    rules_after_edit=(Rule("sentences", "sentences in the lines that stay", _sentences, low=_MIN_SENTENCES),),
+    rules_after_edit=(
+        Rule(
+            "lorem-ipsum",
+            "occurrences of 'lorem ipsum' in the lines that stay",
+            lambda text: text.text.lower().count("lorem ipsum"),
+            high=0,
+        ),
+        Rule("curly-brackets", "occurrences of '{' in the lines that stay", lambda text: text.text.count("{"), high=0),
+        Rule("sentences", "sentences in the lines that stay", _sentences, low=_MIN_SENTENCES),
+    ),
 )

@@ -1,6 +1,7 @@
 """FineWeb's rules (Penedo et al. 2024, arXiv 2406.17557), in two presets because paper and code differ.
 
-The limit on the share of characters in repeated lines is 0.01 in the published code and 0.1 in the paper.
+Lines are those that are not blank, as in the published code. The limit on the share of characters in repeated lines is
+0.01 in the published code and 0.1 in the paper.
 """
 
 from smalti.data.prepare.curate.rules.measure import Text, frac, repeats
@@ -11,11 +12,11 @@ _SHORT_LINE_CHARACTERS = 30
 
 
 def _punctuated_frac(text: Text) -> float:
-    return frac(sum(line.endswith(_ENDS) for line in text.lines), len(text.lines))
+    return frac(sum(line.endswith(_ENDS) for line in text.full_lines), len(text.full_lines))
 
 
 def _short_frac(text: Text) -> float:
-    return frac(sum(len(line) <= _SHORT_LINE_CHARACTERS for line in text.lines), len(text.lines))
+    return frac(sum(len(line) <= _SHORT_LINE_CHARACTERS for line in text.full_lines), len(text.full_lines))
 
 
 def _repeated_characters(text: Text) -> float:

@@ -30,7 +30,7 @@ def _ellipsis_frac(text: Text) -> float:
 
 
 def _bullet_line_frac(text: Text) -> float:
-    return frac(sum(line.lstrip().startswith(_BULLETS) for line in text.full_lines), len(text.full_lines))
+    return frac(sum(f"{line.strip()} ".startswith(_BULLETS) for line in text.full_lines), len(text.full_lines))
 
 
 def _ellipsis_line_frac(text: Text) -> float:

@@ -71,7 +71,7 @@ def mean_word_length(text: Text) -> float:
 
 def alphabetic_frac(words: Sequence[str]) -> float:
     """Return the share of words with a letter."""
-    return frac(sum(any(map(str.isalpha, word)) for word in words), len(words))
+    return frac(sum(word.isalpha() or any(map(str.isalpha, word)) for word in words), len(words))
 
 
 def repeated_line_characters_frac(text: Text) -> float:

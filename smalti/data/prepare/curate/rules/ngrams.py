@@ -24,15 +24,15 @@ class Ngrams:
         self._are_distinct = len(numbers) == len(words)
 
     def top_characters(self, n: int) -> int:
-        """Return the characters of the most frequent n-gram (of ties the longest) times its count; 0 without any."""
+        """Return the characters of the most frequent n-gram (of ties the first) times its count; 0 without any."""
         numbers, characters = self._of(n), self._characters(n)
         if not len(characters):
             return 0
         if numbers is None:
-            return int(characters.max())
+            return int(characters[0])
         counts = np.bincount(numbers)[numbers]
-        most = counts.max()
-        return int(most * characters[counts == most].max())
+        first = counts.argmax()
+        return int(counts[first] * characters[first])
 
     def repeated_characters(self, n: int) -> int:
         """Count characters in n-grams that occurred before, each once (Gopher, table A1: 'without overlap')."""
