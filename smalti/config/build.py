@@ -28,7 +28,8 @@ class BuildInput(Config):
     """A folder or file of raw documents."""
 
     path: str
-    """A folder (read recursively) or file of text, Markdown, HTML, code, JSONL (all also .gz, .zst) or Parquet."""
+    """A folder (read recursively) or file of text, Markdown, HTML, code, JSONL, WARC, PDF, EPUB, DOCX, notebooks, mail,
+    man pages (all also .gz, .zst) or Parquet."""
     name: str | None = None
     """Name of the source in the output; absent: the last part of the path, without suffixes."""
     text_field: str = "text"
@@ -111,9 +112,9 @@ class BuildConfig(Config):
     function words."""
     min_language_score: Real = Field(0.65, ge=0, le=1)
     """Minimum confidence in the language, with ``languages``; below it the document is dropped."""
-    html: Literal["auto", "trafilatura", "tags"] = "auto"
-    """How the text of HTML pages is found: by trafilatura (extra ``html``), or by removing tags, scripts and
-    navigation. ``auto``: trafilatura where it is installed; the report says which was used."""
+    html: Literal["auto", "trafilatura", "resiliparse", "tags"] = "auto"
+    """How the text of HTML pages is found: by trafilatura or resiliparse (extra ``html``), or by removing tags, scripts
+    and navigation. ``auto``: trafilatura where it is installed; the report says which was used."""
     clean: bool = True
     """Remove markup, scripts and lines of boilerplate from texts that are not source code."""
     pii: Literal["replace", "drop", "mark", "keep"] = "replace"
@@ -136,7 +137,7 @@ class BuildConfig(Config):
     """Words of a repeated passage; the fewest of a paragraph or line. Absent: 50, 20, 10. Of Chinese, Japanese, Thai,
     Lao, Khmer and Burmese each character counts as a word."""
     decontaminate: tuple[str, ...] = ()
-    """Files or folders of evaluation sets (any format of the inputs; all text fields of JSONL count). Documents that
+    """Files or folders of evaluation sets (text, JSONL and Parquet; all text fields of JSONL count). Documents that
     share 13 consecutive words with one of them are dropped."""
     block: BlockConfig | None = None
     """Drop documents by lists of domains, words in addresses and words in texts. Absent: none."""
@@ -153,13 +154,15 @@ class BuildConfig(Config):
     """Maximum size of a document in bytes; longer ones are cut into parts (``ID#1``, ``ID#2`` ...) at the last blank
     line in the second half of a part, else at a line end, a blank, or between characters."""
     max_file_bytes: Whole = Field(64 << 20, ge=1000)
-    """Maximum size in bytes of a text or HTML file once decompressed; a larger one is dropped. Files of JSONL and
-    Parquet may have any size."""
+    """Maximum size in bytes of a text, page, message or other file that is one document, once decompressed; a larger
+    one is dropped. Files of JSONL, Parquet, WARC and mbox may have any size."""
     max_expansion: Whole = Field(200, ge=2)
     """Largest ratio of decompressed to compressed size. A file beyond it, if it decompresses to more than
     ``max_file_bytes``, is dropped as a decompression bomb."""
     tokenize: TokensConfig | None = placement(None)
     """Also write token files, as ``smalti data tokenize`` does. Absent: documents only."""
+    max_parse_s: Real = Field(60.0, gt=0)
+    """Maximum processor time in seconds to find the text of one page, PDF, book or message; it is dropped beyond."""
     workers: Whole | None = placement(None, ge=1)
     """Processes that extract and annotate; absent: one for each core. The result does not depend on it."""
     runner: Literal["native", "ray"] = placement("native")

@@ -22,7 +22,8 @@ from smalti.data.build.clean.language import UNDETERMINED, WITHOUT_BLANKS, ident
 from smalti.data.build.clean.language_model import LanguageModel
 from smalti.data.build.clean.markup import clean_text
 from smalti.data.build.contamination import EvaluationNgrams
-from smalti.data.build.extract.read import ExtractOptions, extract
+from smalti.data.build.extract.read import extract
+from smalti.data.build.extract.record import ExtractOptions
 from smalti.data.build.inputs import file_digest
 from smalti.data.documents.files import SourceFile
 from smalti.data.documents.heldout import split_of

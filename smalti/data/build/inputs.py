@@ -2,14 +2,19 @@
 
 import os
 from dataclasses import dataclass
+from importlib.metadata import version
+from importlib.util import find_spec
 
+from smalti.base.errors import missing_extra
 from smalti.base.hashing import digest_json, xxh3, xxh3_file
 from smalti.base.progress import Progress
 from smalti.config.build import BuildInput
-from smalti.data.documents.files import FoundFiles, SourceFile, find_files
+from smalti.data.documents.files import FoundFiles, Kind, SourceFile, find_files
 
 _SHARD_BYTES = 16 << 20
 _CUT_ONE_IN = 512
+_PACKAGES: dict[Kind, str] = {"warc": "warcio", "pdf": "pypdfium2"}
+"""Packages of the extra ``formats`` on which a text depends."""
 
 
 @dataclass(frozen=True)
@@ -30,8 +35,17 @@ class InputShard:
 
 
 def find_inputs(inputs: tuple[BuildInput, ...]) -> dict[str, FoundFiles]:
-    """Return source -> its files, sorted by name. DataError for an input that is missing or has no documents."""
-    sources = {item.source: find_files(item.path, item.include, skip_unnamable=True) for item in inputs}
+    """Return source -> its files, sorted by name.
+
+    Raises:
+        DataError: an input is missing or has no documents.
+        UserError: the package that reads a file is not installed.
+    """
+    sources = {item.source: find_files(item.path, item.include, for_build=True) for item in inputs}
+    for kind, package in _PACKAGES.items():
+        first = next((file for files in sources.values() for file in files.files if file.kind == kind), None)
+        if first is not None and find_spec(package) is None:
+            raise missing_extra(package, "formats", f"reading {first.path}")
     return dict(sorted(sources.items()))
 
 
@@ -60,7 +74,9 @@ def input_shards(sources: dict[str, FoundFiles], progress: Progress) -> list[Inp
 
 
 def _shard(source: str, group: list[SourceFile], digests: list[list[str]]) -> InputShard:
-    return InputShard(source, tuple(group), digest_json([source, digests]), tuple(digest for _, digest in digests))
+    packages = sorted({_PACKAGES[file.kind] for file in group if file.kind in _PACKAGES})
+    content = [source, digests, *([name, version(name)] for name in packages)]
+    return InputShard(source, tuple(group), digest_json(content), tuple(digest for _, digest in digests))
 
 
 def file_digest(file: SourceFile) -> str:

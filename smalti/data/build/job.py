@@ -22,7 +22,7 @@ from smalti.data.build.clean.blocklists import Blocklists
 from smalti.data.build.clean.language_model import LanguageModel
 from smalti.data.build.contamination import write_ngrams
 from smalti.data.build.extract.html import html_method
-from smalti.data.build.extract.read import ExtractOptions
+from smalti.data.build.extract.record import ExtractOptions
 from smalti.data.build.inputs import InputShard, find_inputs, input_shards
 from smalti.data.build.publish import publish
 from smalti.data.build.repeats.cut import cut_repeats
@@ -153,6 +153,7 @@ def _extract_options(config: BuildConfig, item: BuildInput, html: str) -> Extrac
         config.max_document_bytes,
         config.max_file_bytes,
         config.max_expansion,
+        float(config.max_parse_s),
     )
 
 

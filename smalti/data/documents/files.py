@@ -1,9 +1,11 @@
 """Finds the files of a source; the suffix of a file decides its kind.
 
-A new kind of file is added here (``Kind``, ``_SUFFIX_KIND``, ``KNOWN_KINDS``) and in ``readers.READERS``.
+A kind that all commands read is in ``_SUFFIX_KIND``, ``KNOWN_KINDS`` and ``readers.READERS``; one of ``smalti data
+build`` in ``_BUILD_SUFFIX_KIND``, ``BUILD_KINDS`` and ``build/extract/read.py``.
 """
 
 import os
+import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -14,7 +16,7 @@ from typing import Literal
 from smalti.base import store
 from smalti.base.errors import DataError, UserError
 
-Kind = Literal["text", "jsonl", "parquet"]
+Kind = Literal["text", "jsonl", "parquet", "warc", "pdf", "epub", "docx", "notebook", "mail", "mbox", "man"]
 Compression = Literal["none", "gz", "zst"]
 
 _PROSE = "txt text md markdown rst tex adoc org"
@@ -30,11 +32,19 @@ _SUFFIX_KIND: dict[str, Kind] = {
     ".ndjson": "jsonl",
     ".parquet": "parquet",
 }
+_BUILD_SUFFIX_KIND: dict[str, Kind] = {
+    ".warc": "warc", ".wet": "warc", ".pdf": "pdf", ".epub": "epub", ".docx": "docx", ".ipynb": "notebook",
+    ".eml": "mail", ".mbox": "mbox",
+}  # fmt: skip
+"""Kinds that only ``smalti data build`` reads."""
 _BARE_NAMES = frozenset({"Makefile", "Dockerfile", "README", "LICENSE", "COPYING", "CHANGELOG", "AUTHORS", "NEWS"})
 _COMPRESSED: dict[str, Compression] = {".gz": "gz", ".zst": "zst"}
+_MAN_NAME = re.compile(r"(?!\.|.*\.so\.).*[^\d.]\.[1-8][a-z]{0,4}")
+"""Not libraries (libc.so.6) and versions (notes-1.2)."""
 LINKED = "linked folders"
 """Linked folders are skipped: a link may be circular, or point to a folder that is already read."""
 NO_FILE = "links to nothing, pipes and the like"
+BUILD_KINDS = "WARC and WET, PDF, EPUB, DOCX, notebooks (.ipynb), mail (.eml, .mbox), man pages (.1 to .8)"
 KNOWN_KINDS = "text, Markdown and source code; .jsonl (all of these also .gz, .zst); .parquet"
 
 
@@ -69,10 +79,10 @@ def is_code(name: str) -> bool:
     return (os.path.splitext(base)[1] if suffix in _COMPRESSED else suffix).removeprefix(".") in _CODE_SUFFIXES
 
 
-def find_files(path: str, include: Sequence[str] = (), *, skip_unnamable: bool = False) -> FoundFiles:
+def find_files(path: str, include: Sequence[str] = (), *, for_build: bool = False) -> FoundFiles:
     """Find the files under ``path``, or the one file; hidden files and folders are ignored.
 
-    ``skip_unnamable``: list names that are not UTF-8 instead of raising an error.
+    ``for_build``: find the kinds of ``smalti data build`` too, and list names that are not UTF-8 instead of raising.
 
     Raises:
         DataError: ``path`` does not exist or has no documents, or a name is not UTF-8.
@@ -83,20 +93,25 @@ def find_files(path: str, include: Sequence[str] = (), *, skip_unnamable: bool =
             f"documents cannot be read from '{path}'", allowed="a local file or folder", hint="copy them here first"
         )
     if os.path.isfile(path):
-        file = _source_file(path, os.path.basename(path))
+        file = _source_file(path, os.path.basename(path), for_build=for_build)
         if file is None:
-            raise _unknown_kind(path)
+            raise _unknown_kind(path, for_build)
         return FoundFiles((file,))
     if not os.path.isdir(path):
         raise DataError(f"{path} does not exist", hint="check the path of the source")
-    files, skipped, unnamable = _walk(path, include)
-    if unnamable and not skip_unnamable:
+    files, skipped, unnamable = _walk(path, include, for_build)
+    if unnamable and not for_build:
         raise DataError(f"the name of {unnamable[0]} in {path} is not UTF-8", hint="rename it: ids begin with it")
     if not files and not unnamable:
         matching = f" that match {', '.join(include)}" if include else ""
         hint = "name the folder itself, not a link to it" if LINKED in skipped else "check the path of the source"
-        raise DataError(f"{path} holds no documents{matching}", allowed=KNOWN_KINDS, hint=hint)
+        raise DataError(f"{path} holds no documents{matching}", allowed=known_kinds(for_build), hint=hint)
     return FoundFiles(tuple(sorted(files, key=lambda file: file.name)), dict(sorted(skipped.items())), tuple(unnamable))
+
+
+def known_kinds(for_build: bool) -> str:
+    """Return the kinds of files that are read, in words."""
+    return f"{KNOWN_KINDS}; {BUILD_KINDS}" if for_build else KNOWN_KINDS
 
 
 def held_file(path: str, data: bytes) -> SourceFile:
@@ -107,7 +122,7 @@ def held_file(path: str, data: bytes) -> SourceFile:
     return file
 
 
-def _walk(root: str, include: Sequence[str]) -> tuple[list[SourceFile], Counter[str], list[str]]:
+def _walk(root: str, include: Sequence[str], for_build: bool) -> tuple[list[SourceFile], Counter[str], list[str]]:
     files: list[SourceFile] = []
     skipped: Counter[str] = Counter()
     unnamable: list[str] = []
@@ -127,11 +142,11 @@ def _walk(root: str, include: Sequence[str]) -> tuple[list[SourceFile], Counter[
             if not os.path.isfile(path):
                 skipped[NO_FILE] += 1
                 continue
-            file = _source_file(path, name)
+            file = _source_file(path, name, for_build=for_build)
             if file is not None:
                 files.append(file)
             elif include:
-                raise _unknown_kind(path)
+                raise _unknown_kind(path, for_build)
             else:
                 skipped[Path(base).suffix or base] += 1
     return files, skipped, unnamable
@@ -143,11 +158,11 @@ def _unreadable_folder(error: OSError) -> None:
     ) from error
 
 
-def _source_file(path: str, name: str, data: bytes | None = None) -> SourceFile | None:
+def _source_file(path: str, name: str, data: bytes | None = None, *, for_build: bool = False) -> SourceFile | None:
     base, suffix = os.path.splitext(os.path.basename(name))
     compression = _COMPRESSED.get(suffix.lower(), "none")
     inner = base if compression != "none" else base + suffix
-    kind = _SUFFIX_KIND.get(os.path.splitext(inner)[1].lower())
+    kind = _kind(inner, for_build)
     if kind is None and inner in _BARE_NAMES:
         kind = "text"
     if kind is None or (kind == "parquet" and compression != "none"):
@@ -155,5 +170,15 @@ def _source_file(path: str, name: str, data: bytes | None = None) -> SourceFile 
     return SourceFile(path, name, kind, compression, os.path.getsize(path) if data is None else len(data), data)
 
 
-def _unknown_kind(path: str) -> UserError:
-    return UserError(f"{path} is of no known kind", allowed=KNOWN_KINDS, hint="rename or convert it")
+def _kind(name: str, for_build: bool) -> Kind | None:
+    suffix = os.path.splitext(name)[1].lower()
+    kind = _SUFFIX_KIND.get(suffix)
+    if kind is None and for_build:
+        kind = "man" if _MAN_NAME.fullmatch(os.path.basename(name)) else _BUILD_SUFFIX_KIND.get(suffix)
+    return kind
+
+
+def _unknown_kind(path: str, for_build: bool = False) -> UserError:
+    only_build = not for_build and _kind(path.removesuffix(".gz").removesuffix(".zst"), True) is not None
+    hint = "'smalti data build' reads it: tokenize its output" if only_build else "rename or convert it"
+    return UserError(f"{path} is of no known kind", allowed=known_kinds(for_build), hint=hint)

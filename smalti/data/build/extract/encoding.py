@@ -3,6 +3,8 @@
 import codecs
 import re
 
+from smalti.data.build.extract.unreadable import Unreadable
+
 _MARKS = (
     (codecs.BOM_UTF8, "utf-8"),
     (codecs.BOM_UTF32_LE, "utf-32-le"),
@@ -24,18 +26,26 @@ _WEB_NAMES = {"iso-8859-1": "cp1252", "latin-1": "cp1252", "latin1": "cp1252", "
 """What browsers read under these names (WHATWG): pages that declare them mostly have typographic quotes."""
 
 
-class UnknownEncoding(ValueError):
+class UnknownEncoding(Unreadable):
     """The bytes are not text in the given encoding, or in any that is recognised."""
 
+    def __init__(self, reason: str) -> None:
+        super().__init__("extract/encoding", reason)
 
-def decode(data: bytes, encoding: str = "auto", *, is_html: bool = False) -> tuple[str, str]:
-    """Return the text of ``data`` and the name of its encoding. Raises UnknownEncoding with the reason."""
+
+def decode(
+    data: bytes, encoding: str = "auto", *, is_html: bool = False, declared: str | None = None
+) -> tuple[str, str]:
+    """Return the text of ``data`` and the name of its encoding. Raises UnknownEncoding with the reason.
+
+    ``declared``: what a header says; without it that of a page is looked for in it.
+    """
     for mark, name in _MARKS:
         if data.startswith(mark) and encoding == "auto":
             return _strict(data[len(mark) :], name), name
     if encoding != "auto":
         return _strict(data, encoding), encoding
-    declared = _declared(data) if is_html else None
+    declared = _WEB_NAMES.get(declared, declared) if declared else _declared(data) if is_html else None
     for name in dict.fromkeys(name for name in ("utf-8", declared) if name):
         try:
             return _strict(data, name), name

@@ -1,7 +1,8 @@
-"""The text of an HTML page, by trafilatura or by removing tags, scripts and what surrounds the contents."""
+"""The text of an HTML page, by trafilatura, resiliparse, or by removing tags, scripts and what surrounds it."""
 
 import re
 from html.parser import HTMLParser
+from importlib.metadata import version
 from typing import Any
 
 from smalti.base.errors import UserError, missing_extra
@@ -23,9 +24,15 @@ _GAPS = re.compile(r"\n{3,}")
 
 
 def html_method(method: str) -> str:
-    """Resolve ``auto`` and return the method with its version. UserError if trafilatura is wanted and not installed."""
+    """Resolve ``auto`` and return the method with its version. UserError if its package is not installed."""
     if method == "tags":
         return "tags"
+    if method == "resiliparse":
+        try:
+            import resiliparse
+        except ImportError as error:
+            raise missing_extra("resiliparse", "html", "html: resiliparse", error) from error
+        return f"resiliparse {version(resiliparse.__name__)}"
     try:
         import trafilatura
     except ImportError as error:
@@ -38,14 +45,14 @@ def html_method(method: str) -> str:
 def html_text(page: str, method: str) -> str:
     """Return the text of a page, paragraphs separated by blank lines; ``method`` is that of ``html_method``.
 
-    Where trafilatura finds no main text (short pages), tags are removed.
+    Where it finds no main text (short pages), tags are removed.
     """
-    if method.startswith("trafilatura"):
-        text = _by_trafilatura(page)
+    if method.startswith(("trafilatura", "resiliparse")):
+        text = _by_trafilatura(page) if method.startswith("trafilatura") else _by_resiliparse(page)
         if text:
             return text
     elif method != "tags":
-        raise UserError(f"'{method}' is no method for HTML", allowed="trafilatura, tags")
+        raise UserError(f"'{method}' is no method for HTML", allowed="trafilatura, resiliparse, tags")
     return without_tags(page)
 
 
@@ -66,6 +73,16 @@ def _by_trafilatura(page: str) -> str | None:
     # Anything may be raised for a hostile page; the simple method then reads it.
     try:
         text: Any = trafilatura.extract(page, include_comments=False, include_tables=True, deduplicate=False)
+    except Exception:
+        return None
+    return text or None
+
+
+def _by_resiliparse(page: str) -> str | None:
+    from resiliparse.extract.html2text import extract_plain_text
+
+    try:
+        text: Any = extract_plain_text(page, main_content=True, alt_texts=False, comments=False)
     except Exception:
         return None
     return text or None

@@ -1,0 +1,1 @@
+"""Formats that only ``smalti data build`` reads, one module each."""
