@@ -36,7 +36,7 @@ _BOILERPLATE = re.compile(
 )
 _CODE_LINE = re.compile(
     r"^\s*(?:(?:var|let|const)\s+[\w$.]+\s*=.*;|(?:window|document|\$)[.(\[].*;|\}?\s*function\s*\w*\s*\([^)]*\)\s*\{.*|"
-    r"gtag\(.*|[.#][\w-]+(?:\s*[,>]?\s*[.#]?[\w-]+)*\s*\{[^}]*\}?|[\w-]{2,30}\s*:\s*[^;{}]{1,80};)\s*$"
+    r"gtag\(.*|[.#][\w-]++(?:[\s,>.#]++[\w-]++)*+\s*+\{[^}]*\}?|[\w-]{2,30}\s*:\s*[^;{}]{1,80};)\s*$"
 )
 _MIN_CODE_LINES = 2
 
