@@ -53,6 +53,19 @@ def test_remains_of_a_page_are_removed():
     assert clean_text(text).split() == f"{PROSE} {PROSE} {PROSE}".split()
 
 
+@pytest.mark.parametrize(
+    "line", ["# " + "word " * 45, "." + "a" * 240, "#a" + " b, .c > d" * 20 + "!", "  " * 60 + "}"]
+)
+def test_a_line_that_is_nearly_code_takes_no_time(line):
+    text = "\n".join([line] * 100)
+    assert clean_text(text) == text
+
+
+def test_rules_of_a_style_sheet_are_removed():
+    rules = ".menu { color: red }\n#top .item > a, .menu-b { margin: 0 }\n.open {\n"
+    assert clean_text(f"{PROSE}\n{rules}{PROSE}\n{PROSE}") == "\n".join([PROSE] * 3)
+
+
 def test_markdown_keeps_its_code():
     text = f"# Title\n\n{PROSE}\n\n```html\n<div>kept</div>\nvar x = 1;\n```\n\nif a < b and c > d\n"
     assert clean_text(text) == text

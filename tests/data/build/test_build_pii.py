@@ -50,6 +50,7 @@ def test_each_kind_is_found_alone(kind, text):
         "3.14159265358979 and 1,000,000.50",
         "ISBN 978-3-16-148410-0",
         "version 1.2.3.4 of the program",
+        "Standards-Version: 4.6.0.1",
         "4111 1111 1111 1112",
         "DE88 3704 0044 0532 0130 00",
         "localhost 127.0.0.1",
