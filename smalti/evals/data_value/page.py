@@ -1,4 +1,4 @@
-"""The HTML page of a comparison of two versions: loss curves and the tables. All text is escaped."""
+"""The HTML page of a comparison of versions: loss curves and the tables. All text is escaped."""
 
 from collections.abc import Mapping
 from html import escape
@@ -14,16 +14,17 @@ _WIDTH, _HEIGHT = 640, 320
 
 def page(result: Mapping[str, Any]) -> str:
     """Return the whole page."""
+    folders = [f"{escape(entry['folder'])} ({name})" for name, entry in result["versions"].items()]
     sections = [
-        f"<header><h1>{escape(result['versions']['A']['folder'])} (A) and "
-        f"{escape(result['versions']['B']['folder'])} (B)</h1>"
+        f"<header><h1>{', '.join(folders[:-1])} and {folders[-1]}</h1>"
         f'<p class="note">{escape(result["model"])}, {result["time"]}</p></header>',
-        f"<p>{escape(words.verdict(result))}</p>",
+        "".join(f"<p>{escape(verdict)}</p>" for verdict in words.verdicts(result)),
         f'<h2>Loss</h2><div class="grid">{"".join(map(_figure, _charts(result)))}</div>',
-        _table("Held-out bits per byte", words.SCORES, words.score_rows(result)),
+        _table("Held-out bits per byte (less is better)", words.score_head(result), words.score_rows(result)),
+        _table("Differences", words.DIFFERENCES, words.difference_rows(result)),
     ]
-    if result["worth"] is not None:
-        sections.append(_table("Tokens for the same loss", words.worth_head(result), words.worth_rows(result)))
+    for worth in filter(None, (pair["worth"] for pair in result["pairs"])):
+        sections.append(_table("Tokens for the same loss", words.worth_head(worth), words.worth_rows(worth)))
     sections += [
         _table("Versions", words.SETS, words.set_rows(result)),
         "".join(f'<p class="note">{escape(note)}</p>' for note in words.notes(result)),
@@ -49,8 +50,8 @@ def _chart(result: Mapping[str, Any], name: str) -> str:
         low, high = end["interval"]
         label = f"{version}: {end['value']:.4f} ({low:.4f} to {high:.4f})"
         crosses.append(Cross(tokens[-1], end["value"], label, y_interval=(low, high), colour=colour))
-    worth, markers = result["worth"], []
-    if worth is not None and name == result["main"]:
+    worth, markers = result["pairs"][0]["worth"], []
+    if worth is not None and name == result["main"] and len(result["pairs"]) == 1:
         text = f"{worth['better']} has the final loss of {worth['worse']}"
         markers.append(Marker(worth["equal_tokens"], text))
     title = "Bits per byte, mean of the held-out sets" if name == MEAN else f"Bits per byte of held-out text: {name}"

@@ -1,16 +1,17 @@
-"""The comparison of two versions in words, for the terminal and the page."""
+"""The comparison of versions in words, for the terminal and the page."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from smalti.base.units import format_bytes, format_count
-from smalti.data.prepare.versions.prepare import EXTRA, FIRST, SECOND
+from smalti.data.prepare.versions.prepare import EXTRA
 from smalti.evals.data_value.result import DEPENDS, MEAN, NO_DIFFERENCE
 
 SETS = ("", "folder", "documents", "text", "used", "times read")
-SCORES = ("held-out text", "documents", "A", "B", "B - A", "95 % interval", "")
+DIFFERENCES = ("", "held-out text", "bits per byte", "95 % interval", "")
 WORTH = ("bits per byte", "tokens of {better}", "tokens of {worse}", "ratio")
 
+_HELDOUT = {MEAN: "mean of these", EXTRA: "--heldout"}
 Cells = tuple[str, ...]
 
 
@@ -29,33 +30,45 @@ def set_rows(result: Mapping[str, Any]) -> list[Cells]:
     ]
 
 
+def score_head(result: Mapping[str, Any]) -> Cells:
+    """Return the head of ``score_rows``."""
+    return ("held-out text", "documents", *result["versions"])
+
+
 def score_rows(result: Mapping[str, Any]) -> list[Cells]:
-    """Return the rows of ``SCORES``."""
-    rows = []
-    for name, score in result["scores"].items():
-        difference = score["difference"]
-        documents = "" if name == MEAN else f"{result['heldout'][name]['documents']:,}"
-        rows.append(
-            (
-                {MEAN: "mean of these", EXTRA: "--heldout"}.get(name, f"of {name}"),
-                documents,
-                *(f"{score[version]['value']:.4f}" for version in (FIRST, SECOND)),
-                f"{difference['value']:+.4f}",
-                " to ".join(f"{end:+.4f}" for end in difference["interval"]),
-                difference["verdict"],
-            )
+    """Return the loss of each version on each held-out set."""
+    return [
+        (
+            _HELDOUT.get(name, f"of {name}"),
+            "" if name == MEAN else f"{result['heldout'][name]['documents']:,}",
+            *(f"{score['value']:.4f}" for score in scores.values()),
         )
-    return rows
+        for name, scores in result["scores"].items()
+    ]
 
 
-def worth_head(result: Mapping[str, Any]) -> Cells:
+def difference_rows(result: Mapping[str, Any]) -> list[Cells]:
+    """Return the rows of ``DIFFERENCES``."""
+    return [
+        (
+            f"{pair['second']} - {pair['first']}",
+            _HELDOUT.get(name, f"of {name}"),
+            f"{difference['value']:+.4f}",
+            _span(difference["interval"], "+.4f"),
+            difference["verdict"],
+        )
+        for pair in result["pairs"]
+        for name, difference in pair["differences"].items()
+    ]
+
+
+def worth_head(worth: Mapping[str, Any]) -> Cells:
     """Return the head of ``worth_rows``."""
-    return tuple(name.format(**result["worth"]) for name in WORTH)
+    return tuple(name.format(**worth) for name in WORTH)
 
 
-def worth_rows(result: Mapping[str, Any]) -> list[Cells]:
+def worth_rows(worth: Mapping[str, Any]) -> list[Cells]:
     """Return the tokens of both versions for the same loss."""
-    worth = result["worth"]
     rows: list[Cells] = []
     for row in worth["rows"]:
         needed, end = row["worse_tokens"], worth["tokens"]
@@ -65,29 +78,41 @@ def worth_rows(result: Mapping[str, Any]) -> list[Cells]:
     return rows
 
 
-def verdict(result: Mapping[str, Any]) -> str:
-    """Return the answer as a sentence."""
-    score = result["scores"][result["main"]]
-    low, high = score["difference"]["interval"]
-    if result["verdict"] == DEPENDS:
+def verdicts(result: Mapping[str, Any]) -> list[str]:
+    """Return the answers as sentences, one for each pair of versions."""
+    pairs = result["pairs"]
+    named = len(pairs) > 1
+    return [
+        f"{pair['first']} and {pair['second']}: " * named + _verdict(pair, pair["differences"][result["main"]])
+        for pair in pairs
+    ]
+
+
+def _verdict(pair: Mapping[str, Any], difference: Mapping[str, Any]) -> str:
+    low, high = difference["interval"]
+    if pair["verdict"] == DEPENDS:
         return (
             "Which version is better depends on the held-out text: the sets contradict each other. Give text like that "
             "for which the model is meant: --heldout PATH."
         )
-    if result["verdict"] == NO_DIFFERENCE:
+    if pair["verdict"] == NO_DIFFERENCE:
         return (
-            f"No difference is shown: B - A is {score['difference']['value']:+.4f} bits per byte "
-            f"({low:+.4f} to {high:+.4f}). More --seeds or --tokens narrow the interval."
+            f"No difference is shown: {pair['second']} - {pair['first']} is {difference['value']:+.4f} bits per byte "
+            f"({_span((low, high), '+.4f')}). More --seeds or --tokens narrow the interval."
         )
-    worth = result["worth"]
+    worth = pair["worth"]
     bound = "at least " if worth["at_least"] else ""
-    span = "" if worth["interval"] is None else " ({:.2f} to {:.2f})".format(*worth["interval"])
+    span = "" if worth["interval"] is None else f" ({_span(worth['interval'], '.2f')})"
     return (
-        f"{worth['better']} is better: {abs(score['difference']['value']):.4f} bits per byte less "
+        f"{worth['better']} is better: {abs(difference['value']):.4f} bits per byte less "
         f"({min(abs(low), abs(high)):.4f} to {max(abs(low), abs(high)):.4f}). A token of it is worth {bound}"
         f"{worth['ratio']:.2f}{span} of {worth['worse']}: it has the loss of {format_count(worth['tokens'])} tokens of "
         f"{worth['worse']} after {'at most ' if worth['at_least'] else ''}{format_count(worth['equal_tokens'])}."
     )
+
+
+def _span(interval: Sequence[float], style: str) -> str:
+    return " to ".join(format(end, style) for end in interval)
 
 
 def notes(result: Mapping[str, Any]) -> list[str]:
