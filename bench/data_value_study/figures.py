@@ -1,10 +1,9 @@
 """Tables and plots of a comparison, with the names of the versions in place of their letters."""
 
-import statistics
 from collections.abc import Mapping
 from typing import Any
 
-from smalti.base.chart import Cross, Series, line_chart
+from smalti.evals.data_value.charts import difference_chart, loss_chart
 
 Figures = Mapping[str, Any]
 
@@ -53,37 +52,9 @@ def _memorised(figures: Figures, names: Mapping[str, str]) -> list[str]:
 
 
 def pictures(name: str, figures: Figures) -> dict[str, str]:
-    """Plot bits per byte of held-out text over tokens, and the difference to the first version."""
-    names = dict(zip(figures["versions"], figures["names"], strict=True))
-    curves, main = figures["curves"], figures["main"]
-    millions = [tokens / 1e6 for tokens in next(iter(curves.values()))[0]["tokens"]]
-    losses = {letter: [run["bits_per_byte"][main] for run in runs] for letter, runs in curves.items()}
-    first, *others = names
-    heldout, gains, crosses = [], [], []
-    for colour, (letter, runs) in enumerate(losses.items()):
-        heldout += [Series("", millions, run, faint=True, colour=colour) for run in runs]
-        mean = [statistics.fmean(column) for column in zip(*runs, strict=True)]
-        heldout.append(Series(names[letter], millions, mean, colour=colour))
-        if letter == first:
-            gains.append(Series(names[first], millions, [0.0] * len(millions), colour=colour))
-            continue
-        base = [statistics.fmean(column) for column in zip(*losses[first], strict=True)]
-        gains.append(Series(names[letter], millions, [a - b for a, b in zip(mean, base, strict=True)], colour=colour))
-        pair = next(pair for pair in figures["pairs"] if (pair["first"], pair["second"]) == (first, letter))
-        end = pair["differences"][main]
-        low, high = end["interval"]
-        label = f"{names[letter]} - {names[first]}: {end['value']:+.4f} ({low:+.4f} to {high:+.4f})"
-        beside = millions[-1] * (1 - 0.012 * (len(others) - colour))  # intervals are beside each other
-        crosses.append(Cross(beside, end["value"], label, y_interval=(low, high), colour=colour))
-    seeds = f"mean of {figures['seeds']} seeds"
+    """Plot bits per byte of the held-out text over tokens, and the difference to the first version."""
+    names, main = dict(zip(figures["versions"], figures["names"], strict=True)), figures["main"]
     return {
-        f"{name}-value.svg": line_chart(
-            heldout, title=f"Held-out bits per byte: {seeds}, each thin", x_label="million training tokens"
-        ),
-        f"{name}-value-difference.svg": line_chart(
-            gains,
-            crosses=crosses,
-            title=f"Difference to {names[first]} in bits per byte (less is better), with 95 % intervals at the end",
-            x_label="million training tokens",
-        ),
+        f"{name}-value.svg": loss_chart(figures, main, names, width=720, height=320),
+        f"{name}-value-difference.svg": difference_chart(figures, main, names, width=720, height=320),
     }

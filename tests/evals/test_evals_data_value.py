@@ -74,7 +74,7 @@ def test_a_version_worth_twice_as_much_is_found_to_be(a, b, better):
     assert [tokens is None for tokens in reached] == [False, False, True, True]
     assert reached[0] == pytest.approx(2 * worth["rows"][0]["tokens"], rel=0.02)
     assert words.worth_rows(worth)[-1][2:] == ("not reached within 16k", "at least 1.00")
-    assert f"{better} is better" in words.verdicts(values)[0]
+    assert f"{better} is better" in words.verdict(values)
 
 
 def test_a_worse_version_beyond_the_first_point_gives_a_bound():
@@ -83,7 +83,7 @@ def test_a_worse_version_beyond_the_first_point_gives_a_bound():
     assert worth["at_least"]
     assert worth["interval"] is None
     assert worth["ratio"] == pytest.approx(16)
-    assert "worth at least 16.00 of A" in words.verdicts(values)[0]
+    assert "worth at least 16.00 of A" in words.verdict(values)
 
 
 def test_equal_versions_show_no_difference_at_the_stated_rate(proof):
@@ -100,7 +100,7 @@ def test_no_difference_has_no_worth_and_says_so():
     values = result(runs(1.0, noise=0.05), runs(1.001, noise=0.05))
     (pair,) = values["pairs"]
     assert (pair["verdict"], pair["worth"]) == ("no difference shown", None)
-    assert words.verdicts(values)[0].startswith("No difference is shown")
+    assert words.verdict(values).startswith("No difference is shown")
     assert "Tokens for the same loss" not in page(values)
 
 
@@ -121,7 +121,7 @@ def test_held_out_sets_that_contradict_each_other_give_no_winner():
     (pair,) = values["pairs"]
     assert pair["differences"]["mean"]["verdict"] == "A better"
     assert (pair["verdict"], pair["worth"]) == ("depends on the held-out text", None)
-    assert "--heldout" in words.verdicts(values)[0]
+    assert "--heldout" in words.verdict(values)
     assert pair["differences"]["B"]["verdict"] == "B better"
 
 
@@ -134,16 +134,18 @@ def test_more_versions_are_compared_with_the_first_and_with_the_one_before():
     assert by_pair["AB"] == alone
     assert by_pair["AD"]["worth"]["ratio"] == pytest.approx(4, rel=0.1)
     assert by_pair["BC"]["verdict"] == "no difference shown"
-    sentences = words.verdicts(values)
-    assert sentences[0].startswith("A and B: B is better")
-    assert sentences[3].startswith("B and C: No difference is shown: C - B is ")
+    assert words.verdict(values) is None
+    by_name = {row[0]: row for row in words.difference_rows(values) if row[1] == "mean of these"}
+    assert by_name["C - B"][4:] == ("no difference shown", "")
+    assert by_name["B - A"][4:] == ("B better", "2.00 (2.00 to 2.00)")
+    assert any("one in twenty" in note for note in words.notes(values))
     text = page(values)
     assert all(f'<td class="k v" data-of="">{name}</td>' in text for name in ("B - A", "D - C"))
 
 
 def test_the_page_has_the_curves_and_escapes_names():
     text = page(result(runs(1.0), runs(2.0)))
-    assert text.count("<svg") == 3
+    assert text.count("<svg") == 6  # two plots in two sizes, and two other held-out sets
     assert "data/&lt;x&gt;" in text
     assert "<x>" not in text
     assert "read 8.0 times" in text

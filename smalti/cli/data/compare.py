@@ -315,9 +315,9 @@ def _text(result: dict[str, Any], folder: Path) -> str:
         table(words.SETS, words.set_rows(result)),
         "Held-out bits per byte (less is better)\n\n" + table(words.score_head(result), words.score_rows(result)),
         "Differences\n\n" + table(words.DIFFERENCES, words.difference_rows(result)),
-        "\n".join(words.verdicts(result)),
     ]
-    worth = result["pairs"][0]["worth"]
-    if worth is not None and len(result["pairs"]) == 1:
+    if (verdict := words.verdict(result)) is not None:
+        blocks.append(verdict)
+    if (worth := words.worth_of_two(result)) is not None:
         blocks.append("Tokens for the same loss\n\n" + table(words.worth_head(worth), words.worth_rows(worth)))
     return "\n\n".join([*blocks, "\n".join(words.notes(result)), f"plots: {folder / PAGE}"])

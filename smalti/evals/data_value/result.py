@@ -52,7 +52,7 @@ def pair(curves: Curves, names: Sequence[str], main: str, first: str, second: st
         ``interval``, ``verdict``); ``verdict``: that of ``main``, or ``DEPENDS`` where that is the mean of sets that
         show opposites; ``worth``: see ``worth``, None without a better version.
     """
-    differences = {}
+    differences: dict[str, dict[str, Any]] = {}
     for name in names:
         ends = zip(_ends(curves[first], name), _ends(curves[second], name), strict=True)
         mean, interval = mean_and_interval([b - a for a, b in ends])

@@ -8,10 +8,12 @@ from smalti.data.prepare.versions.prepare import EXTRA
 from smalti.evals.data_value.result import DEPENDS, MEAN, NO_DIFFERENCE
 
 SETS = ("", "folder", "documents", "text", "used", "times read")
-DIFFERENCES = ("", "held-out text", "bits per byte", "95 % interval", "")
+VERDICT = "result"
+DIFFERENCES = ("", "held-out text", "bits per byte", "95 % interval", VERDICT, "worth of a token")
 WORTH = ("bits per byte", "tokens of {better}", "tokens of {worse}", "ratio")
 
-_HELDOUT = {MEAN: "mean of these", EXTRA: "--heldout"}
+_DEPENDS = "Whether {first} or {second} is better depends on the held-out text: the sets contradict each other."
+_GIVE = "Give text like that for which the model is meant: --heldout PATH."
 Cells = tuple[str, ...]
 
 
@@ -30,6 +32,11 @@ def set_rows(result: Mapping[str, Any]) -> list[Cells]:
     ]
 
 
+def heldout_name(name: str) -> str:
+    """Return the name of a held-out set in tables and plots."""
+    return {MEAN: "mean of these", EXTRA: "--heldout"}.get(name, f"of {name}")
+
+
 def score_head(result: Mapping[str, Any]) -> Cells:
     """Return the head of ``score_rows``."""
     return ("held-out text", "documents", *result["versions"])
@@ -39,7 +46,7 @@ def score_rows(result: Mapping[str, Any]) -> list[Cells]:
     """Return the loss of each version on each held-out set."""
     return [
         (
-            _HELDOUT.get(name, f"of {name}"),
+            heldout_name(name),
             "" if name == MEAN else f"{result['heldout'][name]['documents']:,}",
             *(f"{score['value']:.4f}" for score in scores.values()),
         )
@@ -52,10 +59,11 @@ def difference_rows(result: Mapping[str, Any]) -> list[Cells]:
     return [
         (
             f"{pair['second']} - {pair['first']}",
-            _HELDOUT.get(name, f"of {name}"),
+            heldout_name(name),
             f"{difference['value']:+.4f}",
             _span(difference["interval"], "+.4f"),
             difference["verdict"],
+            "" if pair["worth"] is None or name != result["main"] else _ratio(pair["worth"]),
         )
         for pair in result["pairs"]
         for name, difference in pair["differences"].items()
@@ -78,37 +86,38 @@ def worth_rows(worth: Mapping[str, Any]) -> list[Cells]:
     return rows
 
 
-def verdicts(result: Mapping[str, Any]) -> list[str]:
-    """Return the answers as sentences, one for each pair of versions."""
-    pairs = result["pairs"]
-    named = len(pairs) > 1
-    return [
-        f"{pair['first']} and {pair['second']}: " * named + _verdict(pair, pair["differences"][result["main"]])
-        for pair in pairs
-    ]
+def worth_of_two(result: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """Return what the better version is worth, if two are compared and one is better."""
+    pair, *more = result["pairs"]
+    return None if more else pair["worth"]
 
 
-def _verdict(pair: Mapping[str, Any], difference: Mapping[str, Any]) -> str:
+def verdict(result: Mapping[str, Any]) -> str | None:
+    """Return the answer as a sentence, if two versions are compared; of more the table of differences is the answer."""
+    pair, *more = result["pairs"]
+    if more:
+        return None
+    difference, worth = pair["differences"][result["main"]], pair["worth"]
     low, high = difference["interval"]
     if pair["verdict"] == DEPENDS:
-        return (
-            "Which version is better depends on the held-out text: the sets contradict each other. Give text like that "
-            "for which the model is meant: --heldout PATH."
-        )
-    if pair["verdict"] == NO_DIFFERENCE:
+        return f"{_DEPENDS.format(**pair)} {_GIVE}"
+    if worth is None:
         return (
             f"No difference is shown: {pair['second']} - {pair['first']} is {difference['value']:+.4f} bits per byte "
-            f"({_span((low, high), '+.4f')}). More --seeds or --tokens narrow the interval."
+            f"({_span((low, high), '+.4f')})."
         )
-    worth = pair["worth"]
-    bound = "at least " if worth["at_least"] else ""
-    span = "" if worth["interval"] is None else f" ({_span(worth['interval'], '.2f')})"
     return (
         f"{worth['better']} is better: {abs(difference['value']):.4f} bits per byte less "
-        f"({min(abs(low), abs(high)):.4f} to {max(abs(low), abs(high)):.4f}). A token of it is worth {bound}"
-        f"{worth['ratio']:.2f}{span} of {worth['worse']}: it has the loss of {format_count(worth['tokens'])} tokens of "
-        f"{worth['worse']} after {'at most ' if worth['at_least'] else ''}{format_count(worth['equal_tokens'])}."
+        f"({min(abs(low), abs(high)):.4f} to {max(abs(low), abs(high)):.4f}). A token of it is worth {_ratio(worth)} "
+        f"of {worth['worse']}: it has the loss of {format_count(worth['tokens'])} tokens of {worth['worse']} after "
+        f"{'at most ' if worth['at_least'] else ''}{format_count(worth['equal_tokens'])}."
     )
+
+
+def _ratio(worth: Mapping[str, Any]) -> str:
+    if worth["at_least"]:
+        return f"at least {worth['ratio']:.2f}"
+    return f"{worth['ratio']:.2f} ({_span(worth['interval'], '.2f')})"
 
 
 def _span(interval: Sequence[float], style: str) -> str:
@@ -121,6 +130,12 @@ def notes(result: Mapping[str, Any]) -> list[str]:
         f"{result['seeds']} seeds, {format_count(result['tokens'])} training tokens in each run; intervals are over "
         "the seeds, for this model and this held-out text."
     ]
+    pairs = result["pairs"]
+    if any(pair["verdict"] == NO_DIFFERENCE for pair in pairs):
+        notes.append("Where no difference is shown, more --seeds or --tokens narrow the interval.")
+    if len(pairs) > 1:
+        notes.append("Each interval is for one comparison: of many, one in twenty is wrong by chance.")
+        notes += [f"{_DEPENDS.format(**pair)} {_GIVE}" for pair in pairs if pair["verdict"] == DEPENDS]
     for name, entry in result["heldout"].items():
         lost = [
             f"{entry[key]:,} {words}"
