@@ -86,11 +86,11 @@ def _folder(folder: Path, size: Size) -> Path:
 def _debian(packages: Path, raw: Path, versions: Mapping[str, str]) -> dict[str, dict[str, Any]]:
     for source, names in (("code", CODE), ("prose", PROSE)):
         for name in names:
-            _unpack(_package(packages, name, versions.get(name)), raw / source / name, SUFFIXES[source])
+            _unpack(package(packages, name, versions.get(name)), raw / source / name, SUFFIXES[source])
     return {name: {"path": str(raw / name), "rules": [f"{name}-light"]} for name in SHARES}
 
 
-def _package(packages: Path, name: str, version: str | None) -> Path:
+def package(packages: Path, name: str, version: str | None) -> Path:
     """Return the .deb of a package, downloaded if it is not there. Raises NoData."""
     wanted = name if version is None else f"{name}={version}"
     # in file names a colon of a version is written as %3a
@@ -151,7 +151,7 @@ def _tokenize(data: Path, sources: dict[str, dict[str, Any]], vocab: int) -> Non
 def _packages(packages: Path, versions: Mapping[str, str]) -> list[dict[str, str]]:
     rows = []
     for name, licence in (CODE | PROSE).items():
-        command = ["dpkg-deb", "-f", str(_package(packages, name, versions.get(name))), "Version"]
+        command = ["dpkg-deb", "-f", str(package(packages, name, versions.get(name))), "Version"]
         version = subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
         rows.append({"name": name, "version": version, "licence": licence})
     return rows

@@ -22,15 +22,16 @@ def runs(scale: float, *, seeds: int = 3, noise: float = 0.0, sets: tuple[str, .
     return curves
 
 
-def result(a: list[dict], b: list[dict]) -> dict:
+def result(*versions: list[dict]) -> dict:
     """A whole result, as the command writes it."""
-    names = a[0]["bits_per_byte"]
+    curves = dict(zip("ABCDE", versions, strict=False))
+    names = versions[0][0]["bits_per_byte"]
     entry = {"documents": 9, "bytes": 900, "trained_on": 1, "near_trained": 0}
     version = {"folder": "data/<x>", "documents": 9, "bytes": 900, "tokens": 2000, "epochs": 8.0}
     return {
-        "time": "now", "model": "demo", "params": 1, "tokens": TOKENS[-1], "seeds": len(a),
-        "versions": {"A": version, "B": version}, "heldout": dict.fromkeys(names, entry),
-        **compared({"A": a, "B": b}), "curves": {"A": a, "B": b},
+        "time": "now", "model": "demo", "params": 1, "tokens": TOKENS[-1], "seeds": len(versions[0]),
+        "versions": dict.fromkeys(curves, version), "heldout": dict.fromkeys(names, entry),
+        **compared(curves), "curves": curves,
     }  # fmt: skip
 
 
@@ -63,23 +64,25 @@ def test_tokens_at_a_loss_are_interpolated():
 @pytest.mark.parametrize(("a", "b", "better"), [(1.0, 2.0, "B"), (2.0, 1.0, "A")])
 def test_a_version_worth_twice_as_much_is_found_to_be(a, b, better):
     values = result(runs(a), runs(b))
-    assert values["verdict"] == f"{better} better"
-    worth = values["worth"]
+    (pair,) = values["pairs"]
+    assert pair["verdict"] == f"{better} better"
+    worth = pair["worth"]
     assert (worth["better"], worth["at_least"]) == (better, False)
     assert worth["ratio"] == pytest.approx(2, rel=0.02)
     assert worth["interval"][0] <= worth["ratio"] <= worth["interval"][1]
     reached = [row["worse_tokens"] for row in worth["rows"]]
     assert [tokens is None for tokens in reached] == [False, False, True, True]
     assert reached[0] == pytest.approx(2 * worth["rows"][0]["tokens"], rel=0.02)
-    assert words.worth_rows(values)[-1][2:] == ("not reached within 16k", "at least 1.00")
+    assert words.worth_rows(worth)[-1][2:] == ("not reached within 16k", "at least 1.00")
     assert f"{better} is better" in words.verdict(values)
 
 
 def test_a_worse_version_beyond_the_first_point_gives_a_bound():
     values = result(runs(0.01), runs(1.0))
-    assert values["worth"]["at_least"]
-    assert values["worth"]["interval"] is None
-    assert values["worth"]["ratio"] == pytest.approx(16)
+    worth = values["pairs"][0]["worth"]
+    assert worth["at_least"]
+    assert worth["interval"] is None
+    assert worth["ratio"] == pytest.approx(16)
     assert "worth at least 16.00 of A" in words.verdict(values)
 
 
@@ -89,13 +92,14 @@ def test_equal_versions_show_no_difference_at_the_stated_rate(proof):
     for case in range(n):
         rng = random.Random(case)
         ends = [[{"tokens": [1], "bits_per_byte": {"A": [rng.gauss(2, 0.1)]}} for _ in range(3)] for _ in "AB"]
-        shown += compared({"A": ends[0], "B": ends[1]})["verdict"] != "no difference shown"
+        shown += compared({"A": ends[0], "B": ends[1]})["pairs"][0]["verdict"] != "no difference shown"
     assert shown / n == pytest.approx(0.05, abs=4 * math.sqrt(0.05 * 0.95 / n))
 
 
 def test_no_difference_has_no_worth_and_says_so():
     values = result(runs(1.0, noise=0.05), runs(1.001, noise=0.05))
-    assert (values["verdict"], values["worth"]) == ("no difference shown", None)
+    (pair,) = values["pairs"]
+    assert (pair["verdict"], pair["worth"]) == ("no difference shown", None)
     assert words.verdict(values).startswith("No difference is shown")
     assert "Tokens for the same loss" not in page(values)
 
@@ -114,15 +118,34 @@ def test_held_out_sets_that_contradict_each_other_give_no_winner():
         good["bits_per_byte"]["A"] = [value - 3 for value in good["bits_per_byte"]["A"]]
         assert bad
     values = result(a, b)
-    assert values["scores"]["mean"]["difference"]["verdict"] == "A better"
-    assert (values["verdict"], values["worth"]) == ("depends on the held-out text", None)
+    (pair,) = values["pairs"]
+    assert pair["differences"]["mean"]["verdict"] == "A better"
+    assert (pair["verdict"], pair["worth"]) == ("depends on the held-out text", None)
     assert "--heldout" in words.verdict(values)
-    assert values["scores"]["B"]["difference"]["verdict"] == "B better"
+    assert pair["differences"]["B"]["verdict"] == "B better"
+
+
+def test_more_versions_are_compared_with_the_first_and_with_the_one_before():
+    values = result(runs(1.0), runs(2.0), runs(2.002, noise=0.05), runs(4.0))
+    compared_pairs = [f"{pair['first']}{pair['second']}" for pair in values["pairs"]]
+    assert compared_pairs == ["AB", "AC", "AD", "BC", "CD"]
+    by_pair = dict(zip(compared_pairs, values["pairs"], strict=True))
+    alone = result(runs(1.0), runs(2.0))["pairs"][0]
+    assert by_pair["AB"] == alone
+    assert by_pair["AD"]["worth"]["ratio"] == pytest.approx(4, rel=0.1)
+    assert by_pair["BC"]["verdict"] == "no difference shown"
+    assert words.verdict(values) is None
+    by_name = {row[0]: row for row in words.difference_rows(values) if row[1] == "mean of these"}
+    assert by_name["C - B"][4:] == ("no difference shown", "")
+    assert by_name["B - A"][4:] == ("B better", "2.00 (2.00 to 2.00)")
+    assert any("one in twenty" in note for note in words.notes(values))
+    text = page(values)
+    assert all(f'<td class="k v" data-of="">{name}</td>' in text for name in ("B - A", "D - C"))
 
 
 def test_the_page_has_the_curves_and_escapes_names():
     text = page(result(runs(1.0), runs(2.0)))
-    assert text.count("<svg") == 3
+    assert text.count("<svg") == 6  # two plots in two sizes, and two other held-out sets
     assert "data/&lt;x&gt;" in text
     assert "<x>" not in text
     assert "read 8.0 times" in text

@@ -306,7 +306,7 @@ def test_a_study_is_continued_with_the_same_versions_of_packages(
 
     monkeypatch.setattr(subprocess, "run", download)
     (tmp_path / "python3-django_3%3a3.2.25-0+deb12u8_all.deb").touch()
-    found = corpus._package(tmp_path, "python3-django", "3:3.2.25-0+deb12u7")
+    found = corpus.package(tmp_path, "python3-django", "3:3.2.25-0+deb12u7")
     assert found.name == "python3-django_3%3a3.2.25-0+deb12u7_all.deb"
 
 

@@ -1,7 +1,10 @@
-"""``smalti data compare``: the value of better data, by the same small model trained on two versions of a set."""
+"""``smalti data compare``: the value of better data, by the same small model trained on versions of a set."""
 
 import sys
+from collections.abc import Sequence
+from itertools import combinations
 from pathlib import Path
+from string import ascii_uppercase
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -24,8 +27,9 @@ RESULT, PAGE, DATA = "compare.json", "compare.html", "data.json"
 def compare(
     first: Annotated[str, typer.Argument(metavar="A", help="The output of a build.")],
     second: Annotated[str, typer.Argument(metavar="B", help="The output of another build.")],
-    overrides: Annotated[
-        list[str] | None, typer.Argument(metavar="A.B=VALUE", help="Changes to the recipe of --model.")
+    more: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="C ... A.B=VALUE ...", help="More builds, and changes to the recipe of --model."),
     ] = None,
     tokens: Annotated[str, typer.Option(help="Training tokens of each run: 1000000, 1e6 or 1M.")] = "1M",
     seeds: Annotated[int, typer.Option(min=2, help="Runs of each version, with other initial weights and order.")] = 3,
@@ -36,20 +40,21 @@ def compare(
     ] = None,
     tokenizer: Annotated[
         str | None,
-        typer.Option(metavar="PATH", help="Tokenizer for both; absent: one of 4,096 entries is trained on both."),
+        typer.Option(metavar="PATH", help="Tokenizer for all; absent: one of 4,096 entries is trained on them."),
     ] = None,
     output: Annotated[
-        str | None, typer.Option(metavar="FOLDER", help="Absent: runs/compare-A-B, of the names of the sets.")
+        str | None, typer.Option(metavar="FOLDER", help="Absent: runs/compare-A-B, of the names of the first two.")
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would be trained, and exit.")] = False,
     yes: Annotated[bool, typer.Option("--yes", help="Train without asking.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Train the same small model on two versions of a set, and compare their loss on the same held-out text.
+    """Train the same small model on versions of a set, and compare their loss on the same held-out text.
 
     Prints held-out bits per byte with intervals over the seeds, and how many tokens of the worse version one of the
-    better is worth. Held-out text: what A and B hold out, each by itself and their mean, or --heldout. Documents that a
-    version is trained on are left out.
+    better is worth. Of more than two versions each is compared with A, and with the one before it. Held-out text: what
+    the versions hold out, each by itself and their mean, or --heldout. Documents that a version is trained on are left
+    out.
 
     Results: compare.json and compare.html in the output folder, whose runs are runs of 'smalti train'. The same command
     again continues; with more --seeds it adds runs.
@@ -60,8 +65,10 @@ def compare(
     from smalti.evals.data_value.runs import Settings
 
     need_data_extra()
-    settings = Settings(model, tuple(overrides or ()), _count(tokens), seeds)
-    versions = {"A": Version.of(first), "B": Version.of(second)}
+    overrides = tuple(item for item in more or () if "=" in item)
+    settings = Settings(model, overrides, _count(tokens), seeds)
+    folders = (first, second, *(item for item in more or () if "=" not in item))
+    versions = {name: Version.of(place) for name, place in _named(folders).items()}
     folder = Path(output or f"runs/compare-{Path(first).resolve().name}-{Path(second).resolve().name}")
     _check(versions, heldout, settings)
     if dry_run:
@@ -70,12 +77,21 @@ def compare(
         return
     identity = _identity(settings, versions, heldout, tokenizer)
     if not _is_begun(folder, identity):
-        _ask(folder, settings, yes=yes)
+        _ask(folder, len(versions) * seeds, settings, yes=yes)
         _write_data(folder, versions, identity, settings)
     data = store.read_json(folder / DATA)
-    _train(folder, settings, quiet=as_json)
+    _train(folder, list(versions), settings, quiet=as_json)
     result = _result(folder, settings, data)
     print_json(result) if as_json else print(_text(result, folder))
+
+
+def _named(folders: Sequence[str]) -> dict[str, str]:
+    """Return the folders by letter."""
+    from smalti.base.errors import UserError
+
+    if len(folders) > len(ascii_uppercase):
+        raise UserError(f"{len(folders)} versions", allowed=f"2 to {len(ascii_uppercase)}", hint="compare fewer")
+    return dict(zip(ascii_uppercase, folders, strict=False))
 
 
 def _count(text: str) -> int:
@@ -96,19 +112,21 @@ def _check(versions: "dict[str, Version]", heldout: str | None, settings: "Setti
     """Raise for sets that cannot be compared, and for a wrong recipe, before anything is written."""
     from smalti.base.errors import DataError, UserError
 
-    a, b = versions.values()
-    if a.digest == b.digest:
-        raise UserError(
-            f"{a.folder} and {b.folder} hold the same documents", allowed="two versions", hint="smalti data diff A B"
-        )
+    for a, b in combinations(versions.values(), 2):
+        if a.digest == b.digest:
+            raise UserError(
+                f"{a.folder} and {b.folder} hold the same documents",
+                allowed="versions that differ",
+                hint="smalti data diff A B",
+            )
     settings.base()
     for version in versions.values():
         if not version.n_bytes("train"):
             raise DataError(f"{version.folder} holds no training documents", hint=f"see {version.folder}/report.md")
     if heldout is None and not any(version.documents("heldout") for version in versions.values()):
         raise DataError(
-            f"neither {a.folder} nor {b.folder} holds documents out",
-            allowed="held-out text that neither version is trained on",
+            f"none of {', '.join(version.folder for version in versions.values())} holds documents out",
+            allowed="held-out text that no version is trained on",
             hint="heldout_frac=0.05 in the recipes, or --heldout PATH",
         )
 
@@ -155,11 +173,11 @@ def _is_begun(folder: Path, values: dict[str, Any]) -> bool:
     return True
 
 
-def _ask(folder: Path, settings: "Settings", *, yes: bool) -> None:
+def _ask(folder: Path, runs: int, settings: "Settings", *, yes: bool) -> None:
     from smalti.base.errors import UserError
     from smalti.base.units import format_count
 
-    what = f"{2 * settings.seeds} runs of {format_count(settings.tokens)} tokens in {folder}"
+    what = f"{runs} runs of {format_count(settings.tokens)} tokens in {folder}"
     if not yes and not sys.stdin.isatty():
         raise UserError(f"this trains {what}", hint="--yes trains, --dry-run only prints")
     if not yes and not typer.confirm(f"train {what}?"):
@@ -186,7 +204,7 @@ def _write_data(folder: Path, versions: "dict[str, Version]", identity: dict[str
     shutil.rmtree(documents)
 
 
-def _train(folder: Path, settings: "Settings", *, quiet: bool) -> None:
+def _train(folder: Path, versions: list[str], settings: "Settings", *, quiet: bool) -> None:
     """Train what is not finished, by ``smalti train``; exit with its code if that is not 0."""
     from smalti.base import store
     from smalti.base.clock import now_s
@@ -194,9 +212,9 @@ def _train(folder: Path, settings: "Settings", *, quiet: bool) -> None:
     from smalti.base.units import format_seconds
     from smalti.cli.children import run_child
     from smalti.config.show import dump
-    from smalti.evals.data_value.runs import VERSIONS, is_done, run_folder
+    from smalti.evals.data_value.runs import is_done, run_folder
 
-    runs = [(version, seed) for seed in range(settings.seeds) for version in VERSIONS]
+    runs = [(version, seed) for seed in range(settings.seeds) for version in versions]
     left = [run for run in runs if not is_done(run_folder(folder, *run))]
     start_s = now_s()
     for number, (version, seed) in enumerate(left):
@@ -222,7 +240,7 @@ def _result(folder: Path, settings: "Settings", data: dict[str, Any]) -> dict[st
     from smalti.evals.data_value.runs import curves, train_tokens
 
     config = settings.config(folder, "A", 0)
-    measured = curves(folder, settings.seeds, list(config.data.heldout))
+    measured = curves(folder, list(data["versions"]), settings.seeds, list(config.data.heldout))
     tokens = config.length.total_tokens
     versions = {name: entry | {"tokens": train_tokens(folder / "tokens", name)}
                 for name, entry in data["versions"].items()}  # fmt: skip
@@ -295,9 +313,11 @@ def _text(result: dict[str, Any], folder: Path) -> str:
 
     blocks = [
         table(words.SETS, words.set_rows(result)),
-        "Held-out bits per byte (less is better)\n\n" + table(words.SCORES, words.score_rows(result)),
-        words.verdict(result),
+        "Held-out bits per byte (less is better)\n\n" + table(words.score_head(result), words.score_rows(result)),
+        "Differences\n\n" + table(words.DIFFERENCES, words.difference_rows(result)),
     ]
-    if result["worth"] is not None:
-        blocks.append("Tokens for the same loss\n\n" + table(words.worth_head(result), words.worth_rows(result)))
+    if (verdict := words.verdict(result)) is not None:
+        blocks.append(verdict)
+    if (worth := words.worth_of_two(result)) is not None:
+        blocks.append("Tokens for the same loss\n\n" + table(words.worth_head(worth), words.worth_rows(worth)))
     return "\n\n".join([*blocks, "\n".join(words.notes(result)), f"plots: {folder / PAGE}"])

@@ -1,1 +1,1 @@
-"""The value of data: the loss curves of one model trained on two versions of a set."""
+"""The value of data: the loss curves of one model trained on versions of a set."""

@@ -1,29 +1,31 @@
-"""The HTML page of a comparison of two versions: loss curves and the tables. All text is escaped."""
+"""The HTML page of a comparison of versions: loss curves and the tables. All text is escaped."""
 
 from collections.abc import Mapping
 from html import escape
 from typing import Any
 
-from smalti.base.chart import Cross, Marker, Series, line_chart
 from smalti.evals.data_value import words
-from smalti.evals.data_value.result import MEAN, losses, mean_curve
-from smalti.track.report.html import document, row, table
+from smalti.evals.data_value.charts import difference_chart, labels, loss_chart
+from smalti.track.report.html import document, row, table, wide_and_narrow
 
-_WIDTH, _HEIGHT = 640, 320
+_WIDE, _NARROW, _HEIGHT = 1040, 360, 320
+_TEXTS = {"held-out text", "folder", words.VERDICT}
+"""Columns of text, which is aligned left; all others are numbers."""
 
 
 def page(result: Mapping[str, Any]) -> str:
     """Return the whole page."""
+    folders = [f"{escape(entry['folder'])} ({name})" for name, entry in result["versions"].items()]
     sections = [
-        f"<header><h1>{escape(result['versions']['A']['folder'])} (A) and "
-        f"{escape(result['versions']['B']['folder'])} (B)</h1>"
+        f"<header><h1>{', '.join(folders[:-1])} and {folders[-1]}</h1>"
         f'<p class="note">{escape(result["model"])}, {result["time"]}</p></header>',
-        f"<p>{escape(words.verdict(result))}</p>",
-        f'<h2>Loss</h2><div class="grid">{"".join(map(_figure, _charts(result)))}</div>',
-        _table("Held-out bits per byte", words.SCORES, words.score_rows(result)),
+        f"<p>{escape(words.verdict(result) or '')}</p>",
+        f"<h2>Loss</h2>{_charts(result)}",
+        _table("Held-out bits per byte (less is better)", words.score_head(result), words.score_rows(result)),
+        _table("Differences", words.DIFFERENCES, words.difference_rows(result)),
     ]
-    if result["worth"] is not None:
-        sections.append(_table("Tokens for the same loss", words.worth_head(result), words.worth_rows(result)))
+    if (worth := words.worth_of_two(result)) is not None:
+        sections.append(_table("Tokens for the same loss", words.worth_head(worth), words.worth_rows(worth)))
     sections += [
         _table("Versions", words.SETS, words.set_rows(result)),
         "".join(f'<p class="note">{escape(note)}</p>' for note in words.notes(result)),
@@ -32,30 +34,24 @@ def page(result: Mapping[str, Any]) -> str:
     return document("The value of data - Smalti", sections)
 
 
-def _charts(result: Mapping[str, Any]) -> list[str]:
-    names = list(result["scores"])
-    names.sort(key=lambda name: name != result["main"])
-    return [_chart(result, name) for name in names]
-
-
-def _chart(result: Mapping[str, Any], name: str) -> str:
-    """Draw the mean curves, the runs behind them, and the ends with their intervals."""
-    curves, series, crosses = result["curves"], [], []
-    for colour, version in enumerate(curves):
-        tokens = curves[version][0]["tokens"]
-        series.append(Series(version, tokens, mean_curve(curves, version, name), colour=colour))
-        series += [Series("", tokens, losses(run, name), faint=True, colour=colour) for run in curves[version]]
-        end = result["scores"][name][version]
-        low, high = end["interval"]
-        label = f"{version}: {end['value']:.4f} ({low:.4f} to {high:.4f})"
-        crosses.append(Cross(tokens[-1], end["value"], label, y_interval=(low, high), colour=colour))
-    worth, markers = result["worth"], []
-    if worth is not None and name == result["main"]:
-        text = f"{worth['better']} has the final loss of {worth['worse']}"
-        markers.append(Marker(worth["equal_tokens"], text))
-    title = "Bits per byte, mean of the held-out sets" if name == MEAN else f"Bits per byte of held-out text: {name}"
-    return line_chart(
-        series, crosses=crosses, markers=markers, title=title, x_label="training tokens", width=_WIDTH, height=_HEIGHT
+def _charts(result: Mapping[str, Any]) -> str:
+    """Draw both plots of the held-out text that decides, and the losses on the others in a grid."""
+    names, main = labels(result), result["main"]
+    large = [
+        wide_and_narrow(*(draw(result, main, names, width=width, height=_HEIGHT) for width in (_WIDE, _NARROW)))
+        for draw in (loss_chart, difference_chart)
+    ]
+    others = [
+        loss_chart(result, name, names, width=_WIDE // 2, height=_HEIGHT * 3 // 4)
+        for name in result["scores"]
+        if name != main
+    ]
+    grid = f'<div class="grid below">{"".join(map(_figure, others))}</div>' if others else ""
+    note = "Thin lines: each seed. Vertical lines at the end: 95 % intervals."
+    if words.worth_of_two(result) is not None:
+        note += " Dashed: the better version has the final loss of the worse one."
+    return (
+        "".join(f'<div class="below">{_figure(chart)}</div>' for chart in large) + grid + f'<p class="note">{note}</p>'
     )
 
 
@@ -64,5 +60,5 @@ def _figure(chart: str) -> str:
 
 
 def _table(title: str, head: words.Cells, rows: list[words.Cells]) -> str:
-    columns = [(name, "k v" if number == 0 else "n") for number, name in enumerate(head)]
+    columns = [(name, "k v" if number == 0 else "k" if name in _TEXTS else "n") for number, name in enumerate(head)]
     return f"<h2>{title}</h2>" + table(columns, "".join(row(columns, cells) for cells in rows))

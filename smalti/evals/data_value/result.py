@@ -4,12 +4,13 @@ A difference is of runs with the same seed (same initial weights); intervals are
 seeds: held-out text is the same in all runs.
 """
 
+import itertools
 import math
 import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from smalti.data.prepare.versions.prepare import EXTRA, FIRST, SECOND
+from smalti.data.prepare.versions.prepare import EXTRA
 from smalti.evals.statistics.student import quantile
 
 MEAN = "mean"
@@ -21,25 +22,53 @@ Curves = Mapping[str, Sequence[Mapping[str, Any]]]
 
 
 def compared(curves: Curves) -> dict[str, Any]:
-    """Compare the runs of two versions (``runs.curves``).
+    """Compare the runs of versions (``runs.curves``): each with the first version, and with the one before it.
 
     Returns:
         ``main``: the held-out set that decides, ``given`` or the mean of all; ``scores``: by held-out set, of each
-        version ``value`` and ``interval`` in bits per byte, and their ``difference`` (second - first);
-        ``verdict``: that of ``main``, or ``DEPENDS`` where that is the mean of sets that show opposites;
-        ``worth``: see ``worth``, None without a better version.
+        version ``value`` and ``interval`` in bits per byte; ``pairs``: see ``pair``.
     """
-    names = list(curves[FIRST][0]["bits_per_byte"])
+    names = list(next(iter(curves.values()))[0]["bits_per_byte"])
     main = EXTRA if EXTRA in names else MEAN if len(names) > 1 else names[0]
-    scores = {name: _score(curves, name) for name in (names if main in names else [*names, MEAN])}
-    difference = scores[main]["difference"]
-    verdicts = {score["difference"]["verdict"] for score in scores.values()} - {NO_DIFFERENCE}
-    verdict = DEPENDS if main == MEAN and len(verdicts) > 1 else difference["verdict"]
+    names = names if main in names else [*names, MEAN]
     return {
         "main": main,
-        "scores": scores,
+        "scores": {name: {version: _score(_ends(runs, name)) for version, runs in curves.items()} for name in names},
+        "pairs": [pair(curves, names, main, *versions) for versions in pairs(list(curves))],
+    }
+
+
+def pairs(versions: Sequence[str]) -> list[tuple[str, str]]:
+    """Return the versions that are compared: the first with all others, and each with the next."""
+    with_first = [(versions[0], version) for version in versions[1:]]
+    return list(dict.fromkeys([*with_first, *itertools.pairwise(versions)]))
+
+
+def pair(curves: Curves, names: Sequence[str], main: str, first: str, second: str) -> dict[str, Any]:
+    """Compare two versions.
+
+    Returns:
+        ``first``, ``second``; ``differences``: by held-out set, second - first in bits per byte (``value``,
+        ``interval``, ``verdict``); ``verdict``: that of ``main``, or ``DEPENDS`` where that is the mean of sets that
+        show opposites; ``worth``: see ``worth``, None without a better version.
+    """
+    differences: dict[str, dict[str, Any]] = {}
+    for name in names:
+        ends = zip(_ends(curves[first], name), _ends(curves[second], name), strict=True)
+        mean, interval = mean_and_interval([b - a for a, b in ends])
+        shown = interval[0] > 0 or interval[1] < 0
+        verdict = f"{second if mean < 0 else first} better" if shown else NO_DIFFERENCE
+        differences[name] = {"value": mean, "interval": list(interval), "verdict": verdict}
+    verdict = differences[main]["verdict"]
+    if main == MEAN and len({entry["verdict"] for entry in differences.values()} - {NO_DIFFERENCE}) > 1:
+        verdict = DEPENDS
+    better, worse = (second, first) if differences[main]["value"] < 0 else (first, second)
+    return {
+        "first": first,
+        "second": second,
+        "differences": differences,
         "verdict": verdict,
-        "worth": None if verdict in (NO_DIFFERENCE, DEPENDS) else worth(curves, main, difference["value"]),
+        "worth": None if verdict in (NO_DIFFERENCE, DEPENDS) else worth(curves, main, better, worse),
     }
 
 
@@ -57,15 +86,14 @@ def mean_and_interval(values: Sequence[float]) -> tuple[float, tuple[float, floa
     return mean, (mean - half, mean + half)
 
 
-def worth(curves: Curves, name: str, difference: float) -> dict[str, Any]:
-    """Return how many tokens the better version is worth.
+def worth(curves: Curves, name: str, better: str, worse: str) -> dict[str, Any]:
+    """Return how many tokens of the worse version the better one is worth.
 
     For each seed: the tokens after which the better version has the final loss of the worse one, on its curve without
     noise (``falling``). ``ratio``: all tokens over these, the geometric mean over the seeds, with its interval.
     ``at_least``: in a run it was below that loss at the first point, so the ratio is a bound. ``rows``: the tokens of
     both for the same loss, on the mean curves; ``worse_tokens`` is None where it was not reached.
     """
-    better, worse = (SECOND, FIRST) if difference < 0 else (FIRST, SECOND)
     tokens = curves[better][0]["tokens"]
     logs, at_least = [], False
     for good, bad in zip(curves[better], curves[worse], strict=True):
@@ -120,15 +148,11 @@ def tokens_at(tokens: Sequence[int], fall: Sequence[float], target: float) -> fl
     return tokens[index - 1] + (tokens[index] - tokens[index - 1]) * (high - target) / (high - low)
 
 
-def _score(curves: Curves, name: str) -> dict[str, Any]:
-    ends = {version: [losses(run, name)[-1] for run in runs] for version, runs in curves.items()}
-    score: dict[str, Any] = {}
-    for version, values in ends.items():
-        mean, interval = mean_and_interval(values)
-        score[version] = {"value": mean, "interval": list(interval), "by_seed": values}
-    mean, interval = mean_and_interval([b - a for a, b in zip(ends[FIRST], ends[SECOND], strict=True)])
-    verdict = NO_DIFFERENCE
-    if interval[0] > 0 or interval[1] < 0:
-        verdict = f"{SECOND if mean < 0 else FIRST} better"
-    score["difference"] = {"value": mean, "interval": list(interval), "verdict": verdict}
-    return score
+def _ends(runs: Sequence[Mapping[str, Any]], name: str) -> list[float]:
+    """Return the last loss of each run."""
+    return [losses(run, name)[-1] for run in runs]
+
+
+def _score(values: list[float]) -> dict[str, Any]:
+    mean, interval = mean_and_interval(values)
+    return {"value": mean, "interval": list(interval), "by_seed": values}

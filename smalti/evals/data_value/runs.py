@@ -1,4 +1,4 @@
-"""The runs of a comparison: one recipe, two versions of a set, several seeds; and their loss curves."""
+"""The runs of a comparison: one recipe, versions of a set, several seeds; and their loss curves."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -13,11 +13,9 @@ from smalti.config.show import dump
 from smalti.config.yaml_lines import parse
 from smalti.data.documents.heldout import HELDOUT, TRAIN
 from smalti.data.prepare.tokenize import TOKENIZER_FOLDER
-from smalti.data.prepare.versions.prepare import FIRST, SECOND
 from smalti.data.tokens.manifest import FILE_NAME, Manifest
 from smalti.track.run import RunFolder
 
-VERSIONS = (FIRST, SECOND)
 POINTS = 16
 """Points of a loss curve, about: they are whole steps apart."""
 _EVAL_TOKENS = 32_768
@@ -46,18 +44,12 @@ class Settings:
             name = next((name for name in _SET_HERE if re.fullmatch(rf"{re.escape(name)}(\..*)?", key)), None)
             if name is not None:
                 raise UserError(
-                    f"{override}: '{name}' is set by the comparison, for both versions",
+                    f"{override}: '{name}' is set by the comparison, for all versions",
                     allowed="changes to the model, data.seq_len and the training",
                     hint=_INSTEAD.get(name, "leave it out"),
                 )
-        config = load(RunConfig, self.model, self.overrides).config
-        for what, value in (("tune", config.tune), ("adapter", config.adapter), ("init_from", config.init_from)):
-            if value is not None:
-                raise UserError(
-                    f"{self.model} has '{what}': the comparison trains a model from the start",
-                    allowed="a recipe for training on documents",
-                    hint="--model demo",
-                )
+        config = load(RunConfig, self.model, self.overrides, complete=self._check).config
+        self._check(dict(config))  # of a run folder, where nothing is completed
         steps = self.tokens // config.train.global_batch_tokens
         if steps < POINTS:
             raise UserError(
@@ -66,6 +58,17 @@ class Settings:
                 hint=f"--tokens {POINTS * config.train.global_batch_tokens}",
             )
         return config
+
+    def _check(self, values: Mapping[str, Any], _: object = None) -> tuple[dict[str, Any], str]:
+        """Raise UserError for a recipe that does not train a model from the start; there is nothing to add to it."""
+        for what in ("tune", "adapter", "init_from"):
+            if values.get(what) is not None:
+                raise UserError(
+                    f"{self.model} has '{what}': the comparison trains a model from the start",
+                    allowed="a recipe for training on documents",
+                    hint="--model demo",
+                )
+        return {}, ""
 
     def config(self, folder: Path, version: str, seed: int) -> RunConfig:
         """Return the config of a run, of the token files in ``folder``.
@@ -111,7 +114,7 @@ def run_folder(folder: Path, version: str, seed: int) -> Path:
 
 def vocab_size(tokens: Path) -> int:
     """Return the size of the vocabulary of token files."""
-    return max(_manifest(tokens / version / TRAIN).vocab_size for version in VERSIONS)
+    return max(_manifest(path.parent).vocab_size for path in tokens.glob(f"*/{TRAIN}/{FILE_NAME}"))
 
 
 def train_tokens(tokens: Path, version: str) -> int:
@@ -128,7 +131,7 @@ def heldout_folders(tokens: Path, seq_len: int) -> dict[str, str]:
             "the held-out sets are shorter than a sequence: "
             + ", ".join(f"{name} has {size:,} tokens" for name, size in sizes.items()),
             allowed=f"more than data.seq_len={seq_len} tokens",
-            hint="a larger heldout_frac in the recipe of both versions, or --heldout FOLDER with more text",
+            hint="a larger heldout_frac in the recipe of all versions, or --heldout FOLDER with more text",
         )
     return {name: str(path) for name, path in folders.items() if sizes[name] > seq_len}
 
@@ -152,10 +155,12 @@ def curve(folder: Path, heldout: Sequence[str]) -> dict[str, Any]:
     }
 
 
-def curves(folder: Path, seeds: int, heldout: Sequence[str]) -> Mapping[str, list[dict[str, Any]]]:
+def curves(
+    folder: Path, versions: Sequence[str], seeds: int, heldout: Sequence[str]
+) -> Mapping[str, list[dict[str, Any]]]:
     """Return the curves of all runs: version -> one for each seed."""
     return {
-        version: [curve(run_folder(folder, version, seed), heldout) for seed in range(seeds)] for version in VERSIONS
+        version: [curve(run_folder(folder, version, seed), heldout) for seed in range(seeds)] for version in versions
     }
 
 

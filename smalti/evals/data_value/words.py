@@ -1,16 +1,19 @@
-"""The comparison of two versions in words, for the terminal and the page."""
+"""The comparison of versions in words, for the terminal and the page."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from smalti.base.units import format_bytes, format_count
-from smalti.data.prepare.versions.prepare import EXTRA, FIRST, SECOND
+from smalti.data.prepare.versions.prepare import EXTRA
 from smalti.evals.data_value.result import DEPENDS, MEAN, NO_DIFFERENCE
 
 SETS = ("", "folder", "documents", "text", "used", "times read")
-SCORES = ("held-out text", "documents", "A", "B", "B - A", "95 % interval", "")
+VERDICT = "result"
+DIFFERENCES = ("", "held-out text", "bits per byte", "95 % interval", VERDICT, "worth of a token")
 WORTH = ("bits per byte", "tokens of {better}", "tokens of {worse}", "ratio")
 
+_DEPENDS = "Whether {first} or {second} is better depends on the held-out text: the sets contradict each other."
+_GIVE = "Give text like that for which the model is meant: --heldout PATH."
 Cells = tuple[str, ...]
 
 
@@ -29,33 +32,51 @@ def set_rows(result: Mapping[str, Any]) -> list[Cells]:
     ]
 
 
+def heldout_name(name: str) -> str:
+    """Return the name of a held-out set in tables and plots."""
+    return {MEAN: "mean of these", EXTRA: "--heldout"}.get(name, f"of {name}")
+
+
+def score_head(result: Mapping[str, Any]) -> Cells:
+    """Return the head of ``score_rows``."""
+    return ("held-out text", "documents", *result["versions"])
+
+
 def score_rows(result: Mapping[str, Any]) -> list[Cells]:
-    """Return the rows of ``SCORES``."""
-    rows = []
-    for name, score in result["scores"].items():
-        difference = score["difference"]
-        documents = "" if name == MEAN else f"{result['heldout'][name]['documents']:,}"
-        rows.append(
-            (
-                {MEAN: "mean of these", EXTRA: "--heldout"}.get(name, f"of {name}"),
-                documents,
-                *(f"{score[version]['value']:.4f}" for version in (FIRST, SECOND)),
-                f"{difference['value']:+.4f}",
-                " to ".join(f"{end:+.4f}" for end in difference["interval"]),
-                difference["verdict"],
-            )
+    """Return the loss of each version on each held-out set."""
+    return [
+        (
+            heldout_name(name),
+            "" if name == MEAN else f"{result['heldout'][name]['documents']:,}",
+            *(f"{score['value']:.4f}" for score in scores.values()),
         )
-    return rows
+        for name, scores in result["scores"].items()
+    ]
 
 
-def worth_head(result: Mapping[str, Any]) -> Cells:
+def difference_rows(result: Mapping[str, Any]) -> list[Cells]:
+    """Return the rows of ``DIFFERENCES``."""
+    return [
+        (
+            f"{pair['second']} - {pair['first']}",
+            heldout_name(name),
+            f"{difference['value']:+.4f}",
+            _span(difference["interval"], "+.4f"),
+            difference["verdict"],
+            "" if pair["worth"] is None or name != result["main"] else _ratio(pair["worth"]),
+        )
+        for pair in result["pairs"]
+        for name, difference in pair["differences"].items()
+    ]
+
+
+def worth_head(worth: Mapping[str, Any]) -> Cells:
     """Return the head of ``worth_rows``."""
-    return tuple(name.format(**result["worth"]) for name in WORTH)
+    return tuple(name.format(**worth) for name in WORTH)
 
 
-def worth_rows(result: Mapping[str, Any]) -> list[Cells]:
+def worth_rows(worth: Mapping[str, Any]) -> list[Cells]:
     """Return the tokens of both versions for the same loss."""
-    worth = result["worth"]
     rows: list[Cells] = []
     for row in worth["rows"]:
         needed, end = row["worse_tokens"], worth["tokens"]
@@ -65,29 +86,42 @@ def worth_rows(result: Mapping[str, Any]) -> list[Cells]:
     return rows
 
 
-def verdict(result: Mapping[str, Any]) -> str:
-    """Return the answer as a sentence."""
-    score = result["scores"][result["main"]]
-    low, high = score["difference"]["interval"]
-    if result["verdict"] == DEPENDS:
+def worth_of_two(result: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """Return what the better version is worth, if two are compared and one is better."""
+    pair, *more = result["pairs"]
+    return None if more else pair["worth"]
+
+
+def verdict(result: Mapping[str, Any]) -> str | None:
+    """Return the answer as a sentence, if two versions are compared; of more the table of differences is the answer."""
+    pair, *more = result["pairs"]
+    if more:
+        return None
+    difference, worth = pair["differences"][result["main"]], pair["worth"]
+    low, high = difference["interval"]
+    if pair["verdict"] == DEPENDS:
+        return f"{_DEPENDS.format(**pair)} {_GIVE}"
+    if worth is None:
         return (
-            "Which version is better depends on the held-out text: the sets contradict each other. Give text like that "
-            "for which the model is meant: --heldout PATH."
+            f"No difference is shown: {pair['second']} - {pair['first']} is {difference['value']:+.4f} bits per byte "
+            f"({_span((low, high), '+.4f')})."
         )
-    if result["verdict"] == NO_DIFFERENCE:
-        return (
-            f"No difference is shown: B - A is {score['difference']['value']:+.4f} bits per byte "
-            f"({low:+.4f} to {high:+.4f}). More --seeds or --tokens narrow the interval."
-        )
-    worth = result["worth"]
-    bound = "at least " if worth["at_least"] else ""
-    span = "" if worth["interval"] is None else " ({:.2f} to {:.2f})".format(*worth["interval"])
     return (
-        f"{worth['better']} is better: {abs(score['difference']['value']):.4f} bits per byte less "
-        f"({min(abs(low), abs(high)):.4f} to {max(abs(low), abs(high)):.4f}). A token of it is worth {bound}"
-        f"{worth['ratio']:.2f}{span} of {worth['worse']}: it has the loss of {format_count(worth['tokens'])} tokens of "
-        f"{worth['worse']} after {'at most ' if worth['at_least'] else ''}{format_count(worth['equal_tokens'])}."
+        f"{worth['better']} is better: {abs(difference['value']):.4f} bits per byte less "
+        f"({min(abs(low), abs(high)):.4f} to {max(abs(low), abs(high)):.4f}). A token of it is worth {_ratio(worth)} "
+        f"of {worth['worse']}: it has the loss of {format_count(worth['tokens'])} tokens of {worth['worse']} after "
+        f"{'at most ' if worth['at_least'] else ''}{format_count(worth['equal_tokens'])}."
     )
+
+
+def _ratio(worth: Mapping[str, Any]) -> str:
+    if worth["at_least"]:
+        return f"at least {worth['ratio']:.2f}"
+    return f"{worth['ratio']:.2f} ({_span(worth['interval'], '.2f')})"
+
+
+def _span(interval: Sequence[float], style: str) -> str:
+    return " to ".join(format(end, style) for end in interval)
 
 
 def notes(result: Mapping[str, Any]) -> list[str]:
@@ -96,6 +130,12 @@ def notes(result: Mapping[str, Any]) -> list[str]:
         f"{result['seeds']} seeds, {format_count(result['tokens'])} training tokens in each run; intervals are over "
         "the seeds, for this model and this held-out text."
     ]
+    pairs = result["pairs"]
+    if any(pair["verdict"] == NO_DIFFERENCE for pair in pairs):
+        notes.append("Where no difference is shown, more --seeds or --tokens narrow the interval.")
+    if len(pairs) > 1:
+        notes.append("Each interval is for one comparison: of many, one in twenty is wrong by chance.")
+        notes += [f"{_DEPENDS.format(**pair)} {_GIVE}" for pair in pairs if pair["verdict"] == DEPENDS]
     for name, entry in result["heldout"].items():
         lost = [
             f"{entry[key]:,} {words}"

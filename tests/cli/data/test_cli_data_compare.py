@@ -75,15 +75,16 @@ def test_a_set_of_which_half_is_garbage_is_worse(in_process: list[str], capsys: 
     out = capsys.readouterr().out
     assert "B is better" in out
     values = json.loads((FOLDER / "compare.json").read_text())
-    assert (values["verdict"], values["main"], values["tokens"]) == ("B better", "given", 19 * 1024 + 512)
-    assert values["worth"]["ratio"] > 1.2
+    assert (values["main"], values["tokens"]) == ("given", 19 * 1024 + 512)
+    (pair,) = values["pairs"]
+    assert (pair["verdict"], pair["worth"]["ratio"] > 1.2) == ("B better", True)
     assert {name: len(curves) for name, curves in values["curves"].items()} == {"A": 3, "B": 3}
     assert len(values["curves"]["A"][0]["tokens"]) == 20  # every second of 39 steps
     assert "<svg" in (FOLDER / "compare.html").read_text()
     assert not (FOLDER / "prepared").exists()
     assert len(in_process) == 6
     assert run([*arguments, "--json"]) == 0
-    assert json_of(capsys)["scores"] == values["scores"]
+    assert json_of(capsys)["pairs"] == values["pairs"]
     assert len(in_process) == 6
     assert run(["data", "compare", "bad", "good", *TINY, "--tokens", "30k", "--yes", "--heldout", "more.jsonl"]) == 2
     assert "tokens: 20000 -> 30000" in capsys.readouterr().err
@@ -99,8 +100,9 @@ def test_two_halves_of_one_set_show_no_difference(
     capsys.readouterr()
     assert run(["data", "compare", "one", "two", *TINY, "--tokens", "20k", "--yes", "--json"]) == 0
     values = json_of(capsys)
-    assert (values["verdict"], values["worth"], values["main"]) == ("no difference shown", None, "mean")
-    low, high = values["scores"]["mean"]["difference"]["interval"]
+    (pair,) = values["pairs"]
+    assert (pair["verdict"], pair["worth"], values["main"]) == ("no difference shown", None, "mean")
+    low, high = pair["differences"]["mean"]["interval"]
     assert low < 0 < high
     assert len(in_process) == 6
 
@@ -144,6 +146,11 @@ def test_a_plan_writes_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["data", "compare", "bad", "good", "--dry-run", "--json", "--seeds", "2", "model.preset=depth-2"]) == 0
     values = json_of(capsys)
     assert (values["runs"], values["versions"]["A"]["folder"]) == (4, "bad")
+    built("other", {"d": prose(random.Random(9), n_sentences=10)})
+    capsys.readouterr()
+    assert run(["data", "compare", "bad", "good", "other", "data.seq_len=128", "--dry-run", "--json"]) == 0
+    values = json_of(capsys)
+    assert (values["runs"], list(values["versions"])) == (9, ["A", "B", "C"])
     assert not Path("runs").exists()
 
 
@@ -158,7 +165,10 @@ def test_a_plan_writes_nothing(capsys: pytest.CaptureFixture[str]) -> None:
         (["bad", "good", "--yes", "train.duration=5step"], "hint: --tokens", 2),
         (["bad", "good", "--yes", "data.sources.x=y"], "'data.sources' is set by the comparison", 2),
         (["bad", "good", "--model", "continued.yaml", "--yes"], "has 'init_from'", 2),
+        (["bad", "good", "--model", "instruct", "--yes"], "error: instruct has 'tune'", 2),
         (["bad", "good", "--model", "demon", "--yes"], "demo", 2),
+        (["bad", "good", "good", "--yes"], "good and good hold the same documents", 2),
+        (["bad", "good", *["good"] * 25, "--yes"], "27 versions", 2),
         (["bad", "good", "--tokenizer", "nowhere", "--yes"], "nowhere", 2),
         (["bad", "good", "--heldout", "nowhere", "--yes"], "nowhere", 2),
         (["bad", "good", "--seeds", "1", "--yes"], "--seeds", 2),
@@ -179,4 +189,4 @@ def test_sets_without_heldout_documents_need_further_text(capsys: pytest.Capture
     for number in (1, 2):
         built(f"whole{number}", {"d": prose(random.Random(number), n_sentences=10)}, heldout_frac=0.0)
     assert run(["data", "compare", "whole1", "whole2", "--yes"]) == 2
-    assert "neither whole1 nor whole2 holds documents out" in capsys.readouterr().err
+    assert "none of whole1, whole2 holds documents out" in capsys.readouterr().err

@@ -1,1 +1,1 @@
-"""Two versions of a set, made ready for trainings that are compared."""
+"""Versions of a set, made ready for trainings that are compared."""

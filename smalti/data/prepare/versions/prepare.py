@@ -1,8 +1,8 @@
-"""Prepares two versions of a set for trainings that are compared: training text of each, held-out text for both.
+"""Prepares versions of a set for trainings that are compared: training text of each, held-out text for all.
 
-The result is a folder that ``smalti data tokenize`` reads: sources ``A`` and ``B``, and ``given`` (held-out text only).
-Guarantees: training text is sampled by document, the same for equal sets; no held-out document is in the training text
-of either version. Memory: the held-out sample, at most 4 MiB of text for each of three sets.
+The result is a folder that ``smalti data tokenize`` reads: sources ``A``, ``B`` ..., and ``given`` (held-out text
+only). Guarantees: training text is sampled by document, the same for equal sets; no held-out document is in the
+training text of any version. Memory: the held-out sample, at most 4 MiB of text for each of these sources.
 """
 
 import heapq
@@ -24,7 +24,7 @@ from smalti.data.documents.readers import ReadOptions, ReadTask
 from smalti.data.prepare.curate.report import FORMAT_KIND, RECORD_NAME, Report, read_report
 from smalti.data.prepare.versions.leaks import Leaks
 
-FIRST, SECOND, EXTRA = "A", "B", "given"
+EXTRA = "given"
 _HELDOUT_BYTES = 4 << 20
 _SEED = 17
 
@@ -87,7 +87,7 @@ def prepare(
 
     Args:
         to: An empty or missing folder.
-        versions: ``FIRST`` and ``SECOND``.
+        versions: By the name that they have in the comparison.
         given: A further set of held-out documents (``given_rows``).
         train_bytes: About so much training text of each version is used; of a larger one a sample.
         progress: Counts bytes of training text.
@@ -106,12 +106,12 @@ def prepare(
     for name, version in versions.items():
         facts[name] = _write_train(to, name, version, train_bytes, leaks, report, (progress, done, total))
         done += version.n_bytes(TRAIN)
-    sets = _write_heldout(to, heldout, leaks, report)
+    sets = _write_heldout(to, [*versions], heldout, leaks, report)
     if not any(entry["documents"] for entry in sets.values()):
         raise DataError(
             "no held-out text is left: " + ", ".join(map(_left_out, sets, sets.values())),
-            allowed="documents that neither version is trained on",
-            hint="heldout_frac=0.05 in the recipe of both versions, or --heldout FOLDER with other documents",
+            allowed="documents that no version is trained on",
+            hint="heldout_frac=0.05 in the recipe of all versions, or --heldout FOLDER with other documents",
         )
     files = parquet_digests(to)
     record = {"format": 1, "kind": FORMAT_KIND, "complete": True, "entries": ["documents"]}
@@ -172,11 +172,11 @@ def _write_train(
 
 
 def _write_heldout(
-    to: Path, rows: list[tuple[str, str | None, str]], leaks: Leaks, report: Report
+    to: Path, versions: list[str], rows: list[tuple[str, str | None, str]], leaks: Leaks, report: Report
 ) -> dict[str, dict[str, int]]:
     trained, near = (mask.tolist() for mask in leaks.result())
     sets: dict[str, dict[str, int]] = {}
-    names = dict.fromkeys([FIRST, SECOND, *(name for name, _, _ in rows)])
+    names = dict.fromkeys([*versions, *(name for name, _, _ in rows)])
     for name in names:
         entry = sets[name] = {"documents": 0, "bytes": 0, "trained_on": 0, "near_trained": 0}
         counts = report.of(name, HELDOUT)

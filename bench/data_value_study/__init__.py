@@ -1,0 +1,1 @@
+"""Parts of the benchmark of what deduplication and a quality classifier are worth."""
