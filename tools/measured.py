@@ -18,7 +18,7 @@ from typing import Any
 import psutil
 
 _PR_SET_CHILD_SUBREAPER = 36
-_INTERVAL_S = 0.05
+_INTERVAL_S = 0.1
 _SHOWN_BYTES = 4000
 
 
