@@ -40,15 +40,18 @@ class Ngrams:
         if numbers is None:
             return 0
         characters, sequence = self._characters(n), numbers.tolist()
+        is_later = np.ones(len(numbers), bool)
+        is_later[np.unique(numbers, return_index=True)[1]] = False
         seen: set[int] = set()
         total = start = 0
-        while start < len(sequence):
-            if sequence[start] in seen:
-                total += int(characters[start])
+        for place in np.flatnonzero(is_later).tolist():
+            if place < start:
+                continue
+            seen.update(sequence[start:place])
+            start = place
+            if sequence[place] in seen:  # its first one may be inside of another that was counted
+                total += int(characters[place])
                 start += n
-            else:
-                seen.add(sequence[start])
-                start += 1
         return total
 
     def _characters(self, n: int) -> I64:
