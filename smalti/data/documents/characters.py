@@ -42,7 +42,7 @@ class Characters(NamedTuple):
 
 def count(text: str) -> Characters:
     """Count the characters of ``text``."""
-    counts = np.bincount(_classes()[_codes(text)], minlength=32).tolist()
+    counts = np.bincount(_classes()[codes(text)], minlength=32).tolist()
 
     def total(has: int, lacks: int = 0) -> int:
         return sum(n for kind, n in enumerate(counts) if kind & has == has and not kind & lacks)
@@ -54,12 +54,18 @@ def count(text: str) -> Characters:
 
 def count_scripts(text: str) -> dict[str, int]:
     """Return script -> number of its characters, in the order of SCRIPTS."""
-    counts = np.bincount(_scripts()[_codes(text)], minlength=len(SCRIPTS) + 1)
+    counts = np.bincount(_scripts()[codes(text)], minlength=len(SCRIPTS) + 1)
     return dict(zip(SCRIPTS, counts[1:].tolist(), strict=True))
 
 
-def _codes(text: str) -> npt.NDArray[np.uint32]:
+def codes(text: str) -> npt.NDArray[np.uint32]:
+    """Return the code points of ``text``; the array cannot be changed."""
     return np.frombuffer(text.encode("utf-32-le", "surrogatepass"), np.uint32)
+
+
+def letters_only(text: str) -> str:
+    r"""Return ``text`` with a blank for each character but ``[^\W\d_]`` and apostrophes, which all become straight."""
+    return _letters()[codes(text)].tobytes().decode("utf-32-le")
 
 
 @cache
@@ -74,6 +80,15 @@ def _classes() -> npt.NDArray[np.uint8]:
     is_word = np.fromiter(map(str.isalnum, characters), bool) & ~np.fromiter(map(str.isdecimal, characters), bool)
     classes[is_word & (classes & _ALPHA == 0)] |= _NUMERIC
     return classes
+
+
+@cache
+def _letters() -> npt.NDArray[np.uint32]:
+    """Return code point -> the same for a letter, else that of a blank."""
+    letters = np.arange(0x110000, dtype=np.uint32)
+    letters[_classes() & (_ALPHA | _NUMERIC) == 0] = ord(" ")
+    letters[[ord("'"), ord("’")]] = ord("'")  # noqa: RUF001
+    return letters
 
 
 @cache

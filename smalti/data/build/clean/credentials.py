@@ -23,6 +23,11 @@ _TOKENS = re.compile(
     r"|AIza[\w-]{35}|hf_[A-Za-z0-9]{30,64}|npm_[A-Za-z0-9]{36}|pypi-[\w-]{50,250}|SG\.[\w-]{16,64}\.[\w-]{16,64}"
     r"|eyJ[\w-]{8,2000}\.eyJ[\w-]{8,4000}\.[\w-]{8,2000})(?![\w])"
 )
+_TOKEN_BEGINS = (
+    "AKIA", "ASIA", "ghp_", "gho_", "ghu_", "ghs_", "ghr_", "github_pat_", "glpat-", "sk-", "k_live_", "xox", "AIza",
+    "hf_", "npm_", "pypi-", "SG.", "eyJ",
+)  # fmt: skip
+"""Of which one is in every such token: searched for first, since most texts have none."""
 _URL_CREDENTIALS = re.compile(
     r"(?<![A-Za-z0-9])[A-Za-z][A-Za-z0-9+.-]{1,20}://(?P<value>[^\s/?#\"'<>:@]{0,64}:[^\s/\"'<>]{1,256})@(?=[\w\[])"
 )
@@ -40,7 +45,6 @@ _NAMED = re.compile(
 _ATTRIBUTE = re.compile(r"[A-Za-z_$][A-Za-z_]*\d{0,3}(?:\.[A-Za-z_]\w*)+")
 """``settings.SECRET_KEY_2``: code, not a secret."""
 _UNKNOWN = re.compile(r"(?<![\w/+.%-])[A-Za-z0-9_+/-]{24,128}={0,2}(?![\w/+%]|\.\w)")
-_LONG_WORD = re.compile(r"(?<!\S)\S{24,}")
 _AFTER_WHAT_IS_PUBLIC = re.compile(
     r"(?i:base64|ssh-[a-z0-9]{2,10}|ecdsa-\S{1,40}|sha\d{1,3}|fingerprint|commit|digest|checksum|integrity)\W{0,3}$"
 )
@@ -58,6 +62,7 @@ _LINE_CHARACTERS = 60
 _MAX_WORDS = 0.3
 """Share of characters in four or more small letters in a row: 0.08 in random ones, 0.5 and more in identifiers."""
 _LETTERS = re.compile(r"[a-z]{4,}")
+_DIGIT = re.compile(r"\d")
 
 
 def find_credentials(text: str) -> Iterator[tuple[int, int]]:
@@ -66,28 +71,41 @@ def find_credentials(text: str) -> Iterator[tuple[int, int]]:
     for match in _URL_CREDENTIALS.finditer(text) if "://" in text and "@" in text else ():
         if not _NO_PASSWORD.fullmatch(match["value"].partition(":")[2]):
             yield match.span("value")
-    longest = max(map(len, text.split()), default=0)
-    for match in _TOKENS.finditer(text) if longest >= _TOKEN_CHARACTERS else ():
+    words = [word for word in text.split() if len(word) >= _TOKEN_CHARACTERS]
+    if not words:
+        return
+    joined = " ".join(words)
+    for match in _TOKENS.finditer(text) if any(begin in joined for begin in _TOKEN_BEGINS) else ():
         yield match.span()
-    lower = text.lower()
-    has_name = longest >= _NAMED_CHARACTERS and any(name in lower for name in _NAMES)
-    for match in _NAMED.finditer(text) if has_name else ():
+    for match in _NAMED.finditer(text) if _has_named(text, words) else ():
         value = match["value"].rstrip(".")
         varied = sum(bool(re.search(kind, value)) for kind in ("[a-z]", "[A-Z]", r"\d", r"[^A-Za-z0-9]"))
-        if entropy(value) < _MIN_ENTROPY or varied < 2 or not re.search(r"\d", value) or _ATTRIBUTE.fullmatch(value):
+        if entropy(value) < _MIN_ENTROPY or varied < 2 or not _DIGIT.search(value) or _ATTRIBUTE.fullmatch(value):
             continue
         yield match.start("value"), match.start("value") + len(value)
-    for match in _unknown(text) if longest >= _UNKNOWN_CHARACTERS else ():
+    for match in _unknown(text, words):
         before = text[max(0, match.start() - 200) : match.start()]
         is_public = _AFTER_WHAT_IS_PUBLIC.search(before[-60:]) or "://" in before.split(" ")[-1]
         if not is_public and not _is_line_of_data(text, match) and _is_random(match[0]):
             yield match.span()
 
 
-def _unknown(text: str) -> Iterator[re.Match[str]]:
+def _has_named(text: str, words: list[str]) -> bool:
+    """Whether there may be a secret after its name: a long word with a digit, and a name."""
+    if not any(len(word) >= _NAMED_CHARACTERS and _DIGIT.search(word) for word in words):
+        return False
+    lower = text.lower()
+    return any(name in lower for name in _NAMES)
+
+
+def _unknown(text: str, words: list[str]) -> Iterator[re.Match[str]]:
     """Yield what may be a secret without a name, from words that are long enough."""
-    for word in _LONG_WORD.finditer(text):
-        yield from _UNKNOWN.finditer(text, word.start(), word.end())
+    end = 0
+    for word in words:
+        if len(word) >= _UNKNOWN_CHARACTERS:  # shorter ones before it cannot have it inside
+            start = text.index(word, end)
+            end = start + len(word)
+            yield from _UNKNOWN.finditer(text, start, end)
 
 
 def entropy(value: str) -> float:

@@ -7,17 +7,16 @@ Cyrillic, the share of its function words among those of all languages of that s
 
 import re
 from collections import Counter
-from collections.abc import Iterable
 
 from smalti.data.build.clean.function_words import WEIGHTS, WORDS
-from smalti.data.documents.characters import count, count_scripts
+from smalti.data.documents.characters import count, count_scripts, letters_only
 
 UNDETERMINED = "und"
 WITHOUT_BLANKS = frozenset({"ja", "zh", "th"})
 """Languages that are written without blanks between words: rules that count words do not apply."""
 
 _LANGUAGE_OF = {"hangul": "ko", "greek": "el", "hebrew": "he", "devanagari": "hi", "thai": "th"}
-_TOKEN = re.compile(r"[^\W\d_]+(?:['’][^\W\d_]+)?")  # noqa: RUF001  (the typographic apostrophe is meant)
+_TOKEN = re.compile(r"[^\W\d_]+(?:'[^\W\d_]+)?")
 _PERSIAN = re.compile("[پچژگکی]")
 
 _SAMPLE_CHARACTERS = 20_000
@@ -53,23 +52,31 @@ def identify(text: str) -> tuple[str, float]:
 
 def _by_words(piece: str) -> tuple[str, float]:
     evidence: Counter[str] = Counter()
-    words: Iterable[str] = map(str.lower, _TOKEN.findall(piece))
-    if "’" in piece:  # noqa: RUF001
-        words = (word.replace("’", "'") for word in words)  # noqa: RUF001
-    tokens = Counter(words)
-    for token, n in tokens.items():
+    tokens = Counter(_words(piece))
+    for token in [token for token in tokens if token in WEIGHTS or "'" in token]:
         weights = WEIGHTS.get(token)
-        if weights is None and "'" in token:  # d'un and l'homme are two words of which the first says nothing
+        if weights is None:  # d'un and l'homme are two words of which the first says nothing
             weights = WEIGHTS.get(token.partition("'")[2])
         for language, weight in weights.items() if weights else ():
-            evidence[language] += weight * n  # type: ignore[assignment]
+            evidence[language] += weight * tokens[token]  # type: ignore[assignment]
     if not evidence:
         return UNDETERMINED, 0.0
     language = max(sorted(evidence), key=evidence.__getitem__)
-    matched = sum(n for token, n in tokens.items() if token in WORDS[language])
+    matched = sum(map(tokens.__getitem__, WORDS[language] & tokens.keys()))
     if matched < _MIN_FUNCTION_WORDS or matched < _MIN_COVERAGE * tokens.total():
         return UNDETERMINED, 0.0
     return language, evidence[language] ** 3 / sum(value**3 for value in evidence.values())
+
+
+def _words(piece: str) -> list[str]:
+    """Return the words of letters, also such as ``don't``, in lower case."""
+    letters = letters_only(piece)
+    if "İ" in letters:  # its small letter is two characters, of which one is no letter
+        return [word.lower() for word in _TOKEN.findall(letters)]
+    words = letters.lower().split()
+    if "'" not in letters:
+        return words
+    return [part for word in words for part in (_TOKEN.findall(word) if "'" in word else (word,))]
 
 
 def sample(text: str) -> str:

@@ -77,8 +77,11 @@ def _without_tags(text: str) -> str:
 
 
 def _without_boilerplate(text: str) -> str:
-    lines, lower = text.split("\n"), text.lower()
-    has_boilerplate = any(cue in lower for cue in _CUES)
+    lower = text.lower()
+    cues = [cue for cue in _CUES if cue in lower]
+    if not (cues or ";" in text or "{" in text or "gtag(" in text):
+        return text
+    lines = text.split("\n")
     is_code = [
         len(line) < _LINE_CHARACTERS
         and (";" in line or "{" in line or "gtag(" in line)
@@ -88,8 +91,10 @@ def _without_boilerplate(text: str) -> str:
     drops_code = sum(is_code) >= _MIN_CODE_LINES and not _FENCE.search(text) and sum(is_code) * 4 < len(lines) * 3
     kept = [
         line
-        for line, code in zip(lines, is_code, strict=True)
+        for line, code, small in zip(lines, is_code, lower.split("\n"), strict=True)
         if not (code and drops_code)
-        and not (has_boilerplate and len(line) < _LINE_CHARACTERS and _BOILERPLATE.search(line))
+        and not (
+            len(line) < _LINE_CHARACTERS and any(cue in small for cue in cues) and _BOILERPLATE.search(line) is not None
+        )
     ]
     return text if len(kept) == len(lines) else _GAPS.sub("\n\n", "\n".join(kept)).strip("\n")

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterator
+from functools import lru_cache
 
 _IBAN = re.compile(r"(?<![A-Za-z0-9])[A-Z]{2}\d{2}(?:[ -]?[A-Z0-9]{4}){2,7}(?:[ -]?[A-Z0-9]{1,4})?(?![A-Za-z0-9])")
 _IBAN_LENGTHS = {
@@ -51,6 +52,11 @@ _SOME_DIGITS = re.compile(r"\d(?:[ .()/\xa0\u2013-]{0,2}\d){5}")
 """In every number that is found: a search for these is several times as fast, and most texts have none."""
 
 
+@lru_cache(maxsize=1)
+def _has_digits(text: str) -> bool:
+    return _SOME_DIGITS.search(text) is not None
+
+
 def find_ibans(text: str) -> Iterator[tuple[int, int]]:
     """Yield the spans of IBANs of a known country, with its length and right check digits."""
     for match in _IBAN.finditer(text) if _SOME_IBAN.search(text) else ():
@@ -66,7 +72,7 @@ def find_cards(text: str) -> Iterator[tuple[int, int]]:
 
     Other digits may be beside it, such as an expiry date and the code of the back.
     """
-    for run in _DIGIT_GROUPS.finditer(text) if _SOME_DIGITS.search(text) else ():
+    for run in _DIGIT_GROUPS.finditer(text) if _has_digits(text) else ():
         groups = [(match.start() + run.start(), match.end() + run.start()) for match in _GROUP.finditer(run[0])]
         if re.match(r"\w", text[run.end() : run.end() + 1]):
             groups.pop()  # digits of a word
@@ -99,7 +105,7 @@ def _card_from(text: str, groups: list[tuple[int, int]], first: int) -> int | No
 
 def find_phones(text: str) -> Iterator[tuple[int, int]]:
     """Yield the spans of phone numbers as several countries write them, and of any after a word such as phone."""
-    if not _SOME_DIGITS.search(text):
+    if not _has_digits(text):
         return
     for match in _PHONES.finditer(text):
         if 7 <= sum(map(str.isdigit, match[0])) <= 15:

@@ -21,4 +21,6 @@ def normalize(text: str) -> str:
     text = _CONTROLS.sub("", text)
     # After the control characters: removing one can bring a base and a combining mark together.
     text = unicodedata.normalize("NFC", text)
-    return _TRAILING_BLANKS.sub("", text).strip("\n")
+    if " \n" in text or "\t\n" in text or text.endswith((" ", "\t")):
+        text = _TRAILING_BLANKS.sub("", text)
+    return text.strip("\n")

@@ -15,24 +15,33 @@ _MAX_WORD_CHARACTERS = 1000
 _MIN_SENTENCES = 5
 _TERMINAL = (".", "?", "!", '"', "'")
 _CITATION = re.compile(r"\[\d*\]|\[edit\]|\[citation needed\]")
-_POLICY = ("terms of use", "privacy policy", "cookie policy", "uses cookies", "use of cookies", "use cookies")
+_PHRASES = (
+    "javascript",
+    "terms of use",
+    "privacy policy",
+    "cookie policy",
+    "uses cookies",
+    "use of cookies",
+    "use cookies",
+)
 
 
 def _edit(text: str) -> str:
     lines = (_CITATION.sub("", line.strip()) if "[" in line else line.strip() for line in text.split("\n"))
-    return "\n".join(line for line in lines if _is_sentences(line))
+    text = "\n".join(line for line in lines if _is_sentences(line))
+    lower = text.lower()
+    if any(phrase in lower for phrase in _PHRASES):
+        lines = (line for line in text.split("\n") if not any(phrase in line.lower() for phrase in _PHRASES))
+        text = "\n".join(lines)
+    return text
 
 
 def _is_sentences(line: str) -> bool:
-    words = line.split()
-    lower = line.lower()
     return (
         line.endswith(_TERMINAL)
         and not line.endswith("...")
-        and len(words) >= _MIN_WORDS_IN_LINE
-        and max(map(len, words)) <= _MAX_WORD_CHARACTERS
-        and "javascript" not in lower
-        and not any(phrase in lower for phrase in _POLICY)
+        and len(line.split(None, _MIN_WORDS_IN_LINE - 1)) == _MIN_WORDS_IN_LINE
+        and (len(line) <= _MAX_WORD_CHARACTERS or max(map(len, line.split())) <= _MAX_WORD_CHARACTERS)
     )
 
 

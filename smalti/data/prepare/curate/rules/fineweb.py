@@ -4,7 +4,7 @@ Lines are those that are not blank, as in the published code. The limit on the s
 0.01 in the published code and 0.1 in the paper.
 """
 
-from smalti.data.prepare.curate.rules.measure import Text, frac, repeats
+from smalti.data.prepare.curate.rules.measure import Text, frac
 from smalti.data.prepare.curate.rules.rule import Preset, Rule
 
 _ENDS = (".", "'", '"', "!", "?")
@@ -20,11 +20,11 @@ def _short_frac(text: Text) -> float:
 
 
 def _repeated_characters(text: Text) -> float:
-    return frac(repeats(text.full_lines)[1], len(text.text) - text.text.count("\n"))
+    return frac(text.repeated_lines[1], len(text.text) - text.text.count("\n"))
 
 
 def _newlines(text: Text) -> float:
-    return frac(text.text.count("\n"), len(text.tokens))
+    return frac(text.text.count("\n"), text.tokens.tokens)
 
 
 def _preset(name: str, repeated_limit: float) -> Preset:

@@ -4,29 +4,32 @@ Words are cut by a regular expression and not by a tokenizer of nltk or spaCy, s
 implementations; the thresholds are the paper's.
 """
 
+import re
 from collections.abc import Callable
 
 from smalti.data.prepare.curate.rules.measure import (
     Text,
-    alphabetic_frac,
     frac,
     mean_word_length,
     repeated_line_characters_frac,
-    repeats,
 )
 from smalti.data.prepare.curate.rules.rule import Preset, Rule
 
-_STOP_WORDS = frozenset({"the", "be", "to", "of", "and", "that", "have", "with"})
+_STOP_WORDS = {
+    word: re.compile(rf"{word}(?!\w)(?!['’\-]\w)(?<!\w{word})(?<!\w['’\-]{word})")  # noqa: RUF001
+    for word in ("the", "be", "to", "of", "and", "that", "have", "with")
+}
+"""Each with a pattern that finds it where it is a token; it begins with the word, so that the search is fast."""
 _ELLIPSES = ("...", "…")
 _BULLETS = ("•", "‣", "▪", "●", "◦", "- ", "* ", "+ ")
 
 
 def _hash_frac(text: Text) -> float:
-    return frac(text.text.count("#"), len(text.real_words))
+    return frac(text.text.count("#"), text.tokens.words)
 
 
 def _ellipsis_frac(text: Text) -> float:
-    return frac(sum(text.text.count(mark) for mark in _ELLIPSES), len(text.real_words))
+    return frac(sum(text.text.count(mark) for mark in _ELLIPSES), text.tokens.words)
 
 
 def _bullet_line_frac(text: Text) -> float:
@@ -38,14 +41,15 @@ def _ellipsis_line_frac(text: Text) -> float:
 
 
 def _stop_words(text: Text) -> float:
-    return len(_STOP_WORDS.intersection(map(str.lower, text.real_words)))
+    lower = text.text.replace("İ", "ı").lower()  # noqa: RUF001  (its small letter would be two, of which one is no letter)
+    return sum(pattern.search(lower) is not None for pattern in _STOP_WORDS.values())
 
 
 QUALITY = Preset(
     "gopher-2021",
     "Rae et al. 2021, arXiv 2112.11446, A.1.1",
     (
-        Rule("words", "words", lambda text: len(text.real_words), 50, 100_000),
+        Rule("words", "words", lambda text: text.tokens.words, 50, 100_000),
         Rule("mean-word-length", "mean characters in a word", mean_word_length, 3, 10),
         Rule("hash-frac", "'#' for each word", _hash_frac, high=0.1),
         Rule("ellipsis-frac", "ellipses for each word", _ellipsis_frac, high=0.1),
@@ -54,7 +58,7 @@ QUALITY = Preset(
         Rule(
             "alphabetic-word-frac",
             "share of words with a letter",
-            lambda text: alphabetic_frac(text.real_words),
+            lambda text: frac(text.tokens.alphabetic_words, text.tokens.words),
             low=0.8,
         ),
         Rule("stop-words", "distinct words of {the be to of and that have with}", _stop_words, low=2, english=True),
@@ -80,13 +84,13 @@ REPETITION = Preset(
         Rule(
             "repeated-line-frac",
             "share of lines seen before",
-            lambda t: frac(repeats(t.full_lines)[0], len(t.full_lines)),
+            lambda t: frac(t.repeated_lines[0], len(t.full_lines)),
             high=0.30,
         ),
         Rule(
             "repeated-paragraph-frac",
             "share of paragraphs seen before",
-            lambda t: frac(repeats(t.paragraphs)[0], len(t.paragraphs)),
+            lambda t: frac(t.repeated_paragraphs[0], len(t.paragraphs)),
             high=0.30,
         ),
         Rule(
@@ -98,7 +102,7 @@ REPETITION = Preset(
         Rule(
             "repeated-paragraph-characters",
             "share of characters in paragraphs seen before",
-            lambda t: frac(repeats(t.paragraphs)[1], len(t.text)),
+            lambda t: frac(t.repeated_paragraphs[1], len(t.text)),
             high=0.20,
         ),
         *(

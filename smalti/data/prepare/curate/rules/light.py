@@ -40,7 +40,7 @@ PROSE_LIGHT = Preset(
     "prose-light",
     "ours, for docstrings and other short prose",
     (
-        Rule("words", "words", lambda text: len(text.real_words), 10, 1_000_000),
+        Rule("words", "words", lambda text: text.tokens.words, 10, 1_000_000),
         Rule("mean-word-length", "mean characters in a word", mean_word_length, 2.5, 12),
         Rule("alphabetic-word-frac", "share of words with a letter", lambda text: alphabetic_frac(text.words), low=0.7),
         Rule(

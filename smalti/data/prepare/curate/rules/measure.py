@@ -6,8 +6,8 @@ from functools import cached_property
 
 from smalti.data.documents.characters import Characters, count
 from smalti.data.prepare.curate.rules.ngrams import Ngrams
+from smalti.data.prepare.curate.rules.tokens import TokenCounts, count_tokens
 
-_TOKEN = re.compile(r"\w+(?:['’\-]\w+)*|[^\w\s]")  # noqa: RUF001  (the typographic apostrophe is meant)
 _SENTENCE_END = re.compile(r"[.!?]+[\"')\]]*(?=\s|$)")
 _PARAGRAPHS = re.compile(r"\n{2,}")
 
@@ -31,7 +31,8 @@ class Text:
     @cached_property
     def paragraphs(self) -> list[str]:
         """Text between blank lines."""
-        return [part for part in _PARAGRAPHS.split(self.text.strip()) if part]
+        text = self.text.strip()
+        return [part for part in (_PARAGRAPHS.split(text) if "\n\n" in text else (text,)) if part]
 
     @cached_property
     def words(self) -> list[str]:
@@ -49,14 +50,19 @@ class Text:
         return Ngrams(self.words)
 
     @cached_property
-    def tokens(self) -> list[str]:
-        """Words and single symbols: ``don't stop!`` -> ``don't``, ``stop``, ``!``."""
-        return _TOKEN.findall(self.text)
+    def tokens(self) -> TokenCounts:
+        """Numbers of words and single symbols: ``don't stop!`` has ``don't``, ``stop`` and ``!``."""
+        return count_tokens(self.text)
 
     @cached_property
-    def real_words(self) -> list[str]:
-        """``tokens`` that are not symbols."""
-        return [token for token in self.tokens if token[0].isalnum() or token[0] == "_"]
+    def repeated_lines(self) -> tuple[int, int]:
+        """Number of lines that occurred before, and their characters; blank lines do not count."""
+        return repeats(self.full_lines)
+
+    @cached_property
+    def repeated_paragraphs(self) -> tuple[int, int]:
+        """Number of paragraphs that occurred before, and their characters."""
+        return repeats(self.paragraphs)
 
 
 def frac(part: float, whole: float) -> float:
@@ -65,8 +71,8 @@ def frac(part: float, whole: float) -> float:
 
 
 def mean_word_length(text: Text) -> float:
-    """Return the mean number of characters of the real words."""
-    return frac(sum(map(len, text.real_words)), len(text.real_words))
+    """Return the mean number of characters of the tokens that are not symbols."""
+    return frac(text.tokens.word_characters, text.tokens.words)
 
 
 def alphabetic_frac(words: Sequence[str]) -> float:
@@ -76,7 +82,7 @@ def alphabetic_frac(words: Sequence[str]) -> float:
 
 def repeated_line_characters_frac(text: Text) -> float:
     """Return the share of characters in lines that occurred before."""
-    return frac(repeats(text.full_lines)[1], len(text.text))
+    return frac(text.repeated_lines[1], len(text.text))
 
 
 def count_sentences(line: str) -> int:
@@ -86,6 +92,8 @@ def count_sentences(line: str) -> int:
 
 def repeats(items: Sequence[str]) -> tuple[int, int]:
     """Number of items that occurred before, and the sum of their characters."""
+    if len(set(items)) == len(items):
+        return 0, 0
     seen: set[str] = set()
     count = characters = 0
     for item in items:

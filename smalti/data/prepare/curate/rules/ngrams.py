@@ -1,7 +1,9 @@
 """The repeated n-grams of a text, in numpy."""
 
+from collections import defaultdict
 from collections.abc import Sequence
-from itertools import accumulate
+from itertools import count
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -9,63 +11,78 @@ import numpy.typing as npt
 I64 = npt.NDArray[np.int64]
 
 
+class _Repeated(NamedTuple):
+    """The n-grams that occur more than once, for one n."""
+
+    places: I64
+    """Of their first words, in order."""
+    numbers: I64
+    """Equal n-grams have equal numbers."""
+    counts: I64
+    """How often each of them occurs."""
+
+
 class Ngrams:
-    """The n-grams of words, by number: equal n-grams have equal numbers, for each n from 0 on without gaps.
+    """The n-grams of words. Those of n + 1 words are looked for only where two of n words are repeated.
 
     The characters of an n-gram are those of its words and n - 1 blanks.
     """
 
     def __init__(self, words: Sequence[str]) -> None:
-        numbers: dict[str, int] = {}
-        self._words: I64 = np.array([numbers.setdefault(word, len(numbers)) for word in words], np.int64)
-        self._n_words = len(numbers)
-        self._ends: I64 = np.array([0, *accumulate(len(word) + 1 for word in words)], np.int64)
-        self._numbers: list[I64] = [self._words]
-        self._are_distinct = len(numbers) == len(words)
+        number_of: defaultdict[str, int] = defaultdict(count().__next__)
+        self._words: I64 = np.fromiter(map(number_of.__getitem__, words), np.int64, len(words))
+        self._n_words = len(number_of)
+        self._ends: I64 = np.zeros(len(words) + 1, np.int64)
+        np.cumsum(np.fromiter(map(len, words), np.int64, len(words)) + 1, out=self._ends[1:])
+        counts = np.bincount(self._words, minlength=1)[self._words]
+        places = np.flatnonzero(counts > 1)
+        self._repeated = [_Repeated(places, self._words[places], counts[places])]
 
     def top_characters(self, n: int) -> int:
         """Return the characters of the most frequent n-gram (of ties the first) times its count; 0 without any."""
-        numbers, characters = self._of(n), self._characters(n)
-        if not len(characters):
+        if len(self._words) < n:
             return 0
-        if numbers is None:
-            return int(characters[0])
-        counts = np.bincount(numbers)[numbers]
-        first = counts.argmax()
-        return int(counts[first] * characters[first])
+        repeated = self._of(n)
+        if not len(repeated.places):
+            return self._characters(0, n)
+        first = repeated.counts.argmax()
+        return int(repeated.counts[first]) * self._characters(int(repeated.places[first]), n)
 
     def repeated_characters(self, n: int) -> int:
         """Count characters in n-grams that occurred before, each once (Gopher, table A1: 'without overlap')."""
-        numbers = self._of(n)
-        if numbers is None:
-            return 0
-        characters, sequence = self._characters(n), numbers.tolist()
-        is_later = np.ones(len(numbers), bool)
-        is_later[np.unique(numbers, return_index=True)[1]] = False
+        repeated = self._of(n)
         seen: set[int] = set()
         total = start = 0
-        for place in np.flatnonzero(is_later).tolist():
+        for place, number in zip(repeated.places.tolist(), repeated.numbers.tolist(), strict=True):
             if place < start:
                 continue
-            seen.update(sequence[start:place])
-            start = place
-            if sequence[place] in seen:  # its first one may be inside of another that was counted
-                total += int(characters[place])
-                start += n
+            if number in seen:
+                total += self._characters(place, n)
+                start = place + n
+            else:
+                seen.add(number)
         return total
 
-    def _characters(self, n: int) -> I64:
-        """Return the characters of each n-gram."""
-        return self._ends[n:] - self._ends[:-n] - 1
+    def _characters(self, place: int, n: int) -> int:
+        """Return the characters of the n-gram that begins with the word at ``place``."""
+        return int(self._ends[place + n] - self._ends[place] - 1)
 
-    def _of(self, n: int) -> I64 | None:
-        """Return the number of each n-gram; None: all differ, and so do longer ones."""
-        while len(self._numbers) < n and not self._are_distinct:
-            shorter, width = self._numbers[-1], len(self._numbers)
-            pairs = shorter[:-1] * self._n_words + self._words[width:]
-            distinct, numbers = np.unique(pairs, return_inverse=True)
-            self._numbers.append(numbers)
-            self._are_distinct = len(distinct) == len(pairs)
-        if self._are_distinct and n >= len(self._numbers):
-            return None
-        return self._numbers[n - 1]
+    def _of(self, n: int) -> _Repeated:
+        """Return the repeated n-grams."""
+        while len(self._repeated) < n:
+            shorter, width = self._repeated[-1], len(self._repeated)
+            is_followed = np.zeros(len(shorter.places), bool)
+            is_followed[:-1] = shorter.places[1:] == shorter.places[:-1] + 1
+            places = shorter.places[is_followed]
+            self._repeated.append(
+                _repeated(places, shorter.numbers[is_followed] * self._n_words + self._words[places + width])
+            )
+        return self._repeated[n - 1]
+
+
+def _repeated(places: I64, keys: I64) -> _Repeated:
+    """Return the places whose key another place has too."""
+    _, numbers, counts = np.unique(keys, return_inverse=True, return_counts=True)
+    of_place = counts[numbers]
+    is_repeated = of_place > 1
+    return _Repeated(places[is_repeated], numbers[is_repeated], of_place[is_repeated])
