@@ -71,7 +71,7 @@ class _Bounded:
 
     def read(self, n_bytes: int = -1) -> bytes:
         try:
-            data = self._stream.read1(n_bytes)  # type: ignore[attr-defined]  # read would lose what is before damage
+            data: bytes = self._stream.read1(n_bytes)  # type: ignore[attr-defined]  # read would lose what is before damage
         except EOFError as error:  # which warcio takes for the end
             raise Unreadable("extract/file", f"it is not complete: {error}") from error
         if self.left_bytes is not None:
