@@ -33,7 +33,7 @@ from smalti.data.prepare.curate.normalize import normalize
 from smalti.data.prepare.curate.rules.presets import presets_by_name
 from smalti.data.prepare.curate.rules.rule import Preset, measure
 
-VERSION = 5
+VERSION = 6
 """Raised with every change after which the same inputs would give other rows."""
 
 EXTRACTED = pa.schema(
@@ -42,6 +42,7 @@ EXTRACTED = pa.schema(
         ("source", pa.string()),
         ("kind", pa.string()),
         ("encoding", pa.string()),
+        ("licence", pa.string()),
         ("problem", pa.string()),
         ("part", pa.string()),
         ("text", pa.large_string()),
@@ -57,6 +58,7 @@ ANNOTATED = pa.schema(
         ("problem", pa.string()),
         ("part", pa.string()),
         ("encoding", pa.string()),
+        ("licence", pa.string()),
         ("split", pa.string()),
         ("n_raw_bytes", pa.int64()),
         ("language", pa.string()),
@@ -116,6 +118,7 @@ def extract_shard(
                     "source": source,
                     "kind": extracted_row.kind,
                     "encoding": extracted_row.encoding,
+                    "licence": extracted_row.licence,
                     "problem": record.problem,
                 }
                 writer.add(row | {"part": record.part, "text": record.text}, len(record.text))

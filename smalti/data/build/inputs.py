@@ -1,7 +1,7 @@
 """The files of the inputs, grouped into shards that stay the same when other files are added."""
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import version
 from importlib.util import find_spec
 
@@ -9,6 +9,7 @@ from smalti.base.errors import missing_extra
 from smalti.base.hashing import digest_json, xxh3, xxh3_file
 from smalti.base.progress import Progress
 from smalti.config.build import BuildInput
+from smalti.data.build.extract.repository import with_licences
 from smalti.data.documents.files import FoundFiles, Kind, SourceFile, find_files
 
 _SHARD_BYTES = 16 << 20
@@ -42,6 +43,10 @@ def find_inputs(inputs: tuple[BuildInput, ...]) -> dict[str, FoundFiles]:
         UserError: the package that reads a file is not installed.
     """
     sources = {item.source: find_files(item.path, item.include, for_build=True) for item in inputs}
+    for item in inputs:
+        if item.code is not None:
+            files = sources[item.source]
+            sources[item.source] = replace(files, files=with_licences(item.path, files.files))
     for kind, package in _PACKAGES.items():
         first = next((file for files in sources.values() for file in files.files if file.kind == kind), None)
         if first is not None and find_spec(package) is None:
@@ -60,7 +65,7 @@ def input_shards(sources: dict[str, FoundFiles], progress: Progress) -> list[Inp
         size = 0
         for file in files.files:
             group.append(file)
-            digests.append([file.name, file_digest(file)])
+            digests.append([file.name, file_digest(file), *([file.licence] if file.licence else [])])
             size += file.n_bytes
             done += file.n_bytes
             progress("looking for changes", done, total)
@@ -76,7 +81,7 @@ def input_shards(sources: dict[str, FoundFiles], progress: Progress) -> list[Inp
 def _shard(source: str, group: list[SourceFile], digests: list[list[str]]) -> InputShard:
     packages = sorted({_PACKAGES[file.kind] for file in group if file.kind in _PACKAGES})
     content = [source, digests, *([name, version(name)] for name in packages)]
-    return InputShard(source, tuple(group), digest_json(content), tuple(digest for _, digest in digests))
+    return InputShard(source, tuple(group), digest_json(content), tuple(digest[1] for digest in digests))
 
 
 def file_digest(file: SourceFile) -> str:

@@ -60,6 +60,8 @@ class SourceFile:
     n_bytes: int
     data: bytes | None = field(default=None, repr=False)
     """Its content, if it is in memory; ``path`` is then for messages only."""
+    licence: str | None = None
+    """That of its folder, where ``smalti data build`` asks for it."""
 
 
 @dataclass(frozen=True)
