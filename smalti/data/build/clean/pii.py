@@ -44,7 +44,8 @@ _IN_URL = re.compile(r"://[^\s/@]{0,64}$")
 _IPV4 = re.compile(r"(?<![\w.])(?:\d{1,3}\.){3}\d{1,3}(?![\w]|\.\d)")
 _IPV6 = re.compile(r"(?<![\w:.])(?:[0-9A-Fa-f]{0,4}:){2,7}[0-9A-Fa-f]{0,4}(?![\w:])")
 _VERSION = re.compile(
-    r"(?:version:\s*|(?:version|release|section|chapter|clause|build|oid|sec\.|v\.?|§)\s*|[a-z][-_]|(?-i:[A-Z][A-Za-z]+/)|[<>=~]=\s?|\^)$",
+    r"(?:version:\s*|(?:version|release|section|chapter|clause|build|oid|sec\.|v\.?|§|abschnitt|kapitel|chapitre|"
+    r"sección|capítulo|apartado|sezione|capitolo|seção|hoofdstuk|standard)\s*|[a-z][-_]|(?-i:[A-Z][A-Za-z]+/)|[<>=~]=\s?|\^)$",
     re.IGNORECASE,
 )
 """What is before four numbers that are no address: ``foo-1.2.3.4.tar.gz``, ``foo==1.2.3.4``, ``section 1.2.3.4``."""
