@@ -121,7 +121,7 @@ def launch_sweep(
     """
     from smalti.cli.fleet.sweep import combinations, name_of
 
-    given = [each for each in overrides if not each.startswith("name=")]
+    options = [each for each in overrides if not each.startswith("name=")]
     named = [each.removeprefix("name=") for each in overrides if each.startswith("name=")]
     runs: list[tuple[str, tuple[str, ...]]] = []
     for values in combinations(sweeps):
@@ -134,7 +134,7 @@ def launch_sweep(
     for name, values in runs:
         row: dict[str, Any] = {"name": name, "values": list(values)}
         if add:
-            run: Any = launch(recipe, [*given, *values, f"name={name}"], on=on, after=after, pack=pack)
+            run: Any = launch(recipe, [*options, *values, f"name={name}"], on=on, after=after, pack=pack)
             row |= {"id": run.id, "state": run.state, "folder": run.folder}
         rows.append(row)
     return rows
