@@ -1,11 +1,16 @@
 """The files of the inputs, grouped into shards that stay the same when other files are added."""
 
 import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from importlib.metadata import version
 from importlib.util import find_spec
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
-from smalti.base.errors import missing_extra
+from smalti.base import cloud, store
+from smalti.base.errors import RetryableError, UserError, missing_extra
 from smalti.base.hashing import digest_json, xxh3, xxh3_file
 from smalti.base.progress import Progress
 from smalti.config.build import BuildInput
@@ -45,6 +50,8 @@ def find_inputs(inputs: tuple[BuildInput, ...]) -> dict[str, FoundFiles]:
     sources = {item.source: find_files(item.path, item.include, for_build=True) for item in inputs}
     for item in inputs:
         if item.code is not None:
+            if not store.is_local(item.path):
+                raise UserError(f"code: {item.path} is a URL", allowed="a local folder", hint="copy it here first")
             files = sources[item.source]
             sources[item.source] = replace(files, files=with_licences(item.path, files.files))
     for kind, package in _PACKAGES.items():
@@ -84,8 +91,33 @@ def _shard(source: str, group: list[SourceFile], digests: list[list[str]]) -> In
     return InputShard(source, tuple(group), digest_json(content), tuple(digest[1] for digest in digests))
 
 
+@contextmanager
+def local_files(files: Sequence[SourceFile], beside: Path) -> Iterator[Iterator[SourceFile]]:
+    """Yield the files, those of stores one after the other as local copies, which are removed; ``beside``: this path.
+
+    Raises RetryableError if one is not of the version that was listed.
+    """
+    with TemporaryDirectory(prefix=f"{beside.name}.", suffix=".tmp", dir=beside.parent) as folder:
+        yield (file if file.version is None else _downloaded(file, Path(folder)) for file in files)
+
+
+def _downloaded(file: SourceFile, folder: Path) -> SourceFile:
+    to = folder / "file"
+    try:
+        version = cloud.download(file.path, to)
+    except FileNotFoundError:
+        version = "none"
+    if version != file.version:
+        raise RetryableError(
+            f"{file.path} changed after it was listed", hint="run the same command again when nothing writes to it"
+        )
+    return replace(file, path=str(to))
+
+
 def file_digest(file: SourceFile) -> str:
-    """Return the digest of the content; of a file that cannot be read, the reason."""
+    """Return the digest of the content, or of the version in a store; of a file that cannot be read, the reason."""
+    if file.version is not None:
+        return digest_json([file.version, file.n_bytes])
     try:
         return xxh3_file(file.path)
     except OSError as error:
