@@ -88,8 +88,8 @@ types: $(STAMP)
 contracts: $(STAMP)
 	$(BIN)/lint-imports
 
-bench: $(STAMP)  ## paired ratios; NAME chooses one script of bench/, else all but experts; peers are installed into .venv-peers
-	@set -e; for script in $(if $(NAME),bench/$(NAME).py,$(sort $(filter-out bench/experts.py,$(wildcard bench/*.py)))); do \
+bench: $(STAMP)  ## paired ratios; NAME chooses one script of bench/, else all but experts and build_corpus; peers are installed into .venv-peers
+	@set -e; for script in $(if $(NAME),bench/$(NAME).py,$(sort $(filter-out bench/experts.py bench/build_corpus.py,$(wildcard bench/*.py)))); do \
 	  echo "== $$script"; PYTHONPATH=tools $(BIN)/python $$script $(ARGS); done
 
 gpu:  ## tests and benchmarks on a GPU, with the PYTHON given (no .venv needed)

@@ -43,7 +43,8 @@ STEPS: dict[str, dict[str, Any]] = {
 }
 """Versions of the crawl, and what their recipes have."""
 HALVES = ("random", "dropped", "kept")
-MODEL = ("train.parallel={ranks: 1, threads: 1, device: cpu}",)
+MODEL = ("train.parallel={ranks: 1, threads: 1, device: cpu}", "train.restart.hang_floor=30min")
+"""Changes to the recipe; on a machine that does other things too a step may take long."""
 EVALUATION = "train.eval_every=0.25run"
 WINDOWS = 500
 

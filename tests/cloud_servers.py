@@ -70,7 +70,7 @@ class Container:
             following = f"<NextContinuationToken>{escape(following)}</NextContinuationToken>" if following else ""
             return f"<ListBucketResult>{rows}{following}</ListBucketResult>"
         rows = "".join(
-            f"<Blob><Name>{escape(key)}</Name><Properties><Last-Modified>{_DATE}</Last-Modified><Etag>0x1</Etag>"
+            f"<Blob><Name>{escape(key)}</Name><Properties><Last-Modified>{_DATE}</Last-Modified><Etag>1</Etag>"
             f"<Content-Length>{size}</Content-Length><Content-Type>a/b</Content-Type></Properties></Blob>"
             for key, size in sizes.items()
         )

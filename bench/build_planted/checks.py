@@ -16,6 +16,8 @@ THRESHOLD, WINDOW, PASSAGE = 0.65, 13, 50
 _COMMON_LINE = 10
 """A line in so many documents is left out of a comparison that the whole texts do not explain."""
 _MARGIN = 0.02
+_DISTINCT_FRAC = 0.5
+"""Of the runs of three words: a text with fewer is repetitive, a duplicate only of one with the same words in order."""
 
 Key = list[dict[str, Any]]
 
@@ -115,11 +117,8 @@ def _exact(outcome: Outcome, key: Key) -> Row:
 
 
 def _same_words(first: str, second: str) -> bool:
-    """Whether words are equal, or all that follow the comments at the head of source code."""
-    if words(first) == words(second):
-        return True
-    ends = [words(text)[-40:] for text in (first, second)]
-    return ends[0] == ends[1] and jaccard(shingles(first), shingles(second)) > 0.2
+    """Whether all words are equal, or all that follow the head of source code."""
+    return words(first) == words(second) or words(first[head_of(first) :]) == words(second[head_of(second) :])
 
 
 def _near(outcome: Outcome, key: Key) -> Row:
@@ -131,7 +130,8 @@ def _near(outcome: Outcome, key: Key) -> Row:
             row.unjudged += 1
             continue
         cores = [_core(text, common) for text in pair]
-        if min(jaccard(*map(shingles, texts)) for texts in (pair, cores)) < THRESHOLD + _MARGIN:
+        is_repetitive = any(len(shingles(text)) < _DISTINCT_FRAC * len(words(text)) for text in pair)
+        if is_repetitive or min(jaccard(*map(shingles, texts)) for texts in (pair, cores)) < THRESHOLD + _MARGIN:
             row.unjudged += 1
             continue
         row.planted += 1
@@ -142,7 +142,8 @@ def _near(outcome: Outcome, key: Key) -> Row:
             continue
         row.removed += 1
         texts = [outcome.before[name], outcome.before[drop["partner"]]]
-        is_right = jaccard(*map(shingles, texts)) >= THRESHOLD
+        bodies = [text[head_of(text) :] for text in texts]
+        is_right = max(jaccard(*map(shingles, pair)) for pair in (texts, bodies)) >= THRESHOLD
         if not is_right:
             is_right = jaccard(*(shingles(_core(text, common)) for text in texts)) >= THRESHOLD - _MARGIN
         row.right += is_right

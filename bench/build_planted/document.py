@@ -16,15 +16,18 @@ COMMON = {
 """A few of the most frequent words of languages, for ``is_prose``."""
 _EAST = re.compile(r"[\u3041-\u30ff\u3400-\u9fff\uac00-\ud7a3]")
 _KANA = re.compile(r"[\u3041-\u30ff]")
-_WIDE = r"[\u3041-\u3096\u3099-\u309a\u309d-\u309f\u30a1-\u30fa\u30fc-\u30ff\u31f0-\u31ff\u3400-\u4dbf\u4e00-\u9fff\uff66-\uff9f]"
+_WIDE = (
+    r"[\u3041-\u3096\u3099-\u309a\u309d-\u309f\u30a1-\u30fa\u30fc-\u30ff\u31f0-\u31ff\u3400-\u4dbf\u4e00-\u9fff"
+    r"\uff66-\uff9f]"
+)
 _ALONE = r"\u3001-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uff00-\uffef"
 _PLAIN = re.compile(rf"[{_ALONE}]|[^\s{_ALONE}]+")
 _WORD = re.compile(rf"{_WIDE}|(?:(?!{_WIDE})\w)+")
 
 
-_HEAD = re.compile(
-    r"(?:\s*(?:/\*.*?\*/|(?://|#(?![ \t]*(?:include|define|if|ifdef|ifndef|pragma)\b))[^\n]*(?:\n|$)))+", re.DOTALL
-)
+_GUARD = r"#[ \t]*ifndef[ \t]+\w+[ \t]*\n#[ \t]*define[ \t]+\w+[ \t]*(?=\n)"
+_LINE = r"(?://|#(?![ \t]*(?:include|define|if|ifdef|ifndef|pragma)\b))[^\n]*(?:\n|$)"
+_HEAD = re.compile(rf"(?:\s*(?:/\*.*?\*/|{_GUARD}|{_LINE}))+", re.DOTALL)
 
 
 @dataclass
@@ -62,7 +65,7 @@ class Document:
 
 
 def head_of(text: str) -> int:
-    """Return the end of the comments at the head of source code, where its licence is."""
+    """Return the end of the comments at the head of source code, where its licence is, and of an include guard."""
     match = _HEAD.match(text)
     return match.end() if match else 0
 

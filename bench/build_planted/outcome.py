@@ -121,7 +121,7 @@ def cuts(outcome: Outcome, width: int) -> tuple[dict[str, Counter[str]], dict[st
     """
     keys = [key for key in outcome.before if key not in outcome.is_code and is_last(outcome, key)]
     everything = [windows(hashed(tokens(outcome.before[key])), width) for key in keys]
-    values, counts = np.unique(np.concatenate(everything), return_counts=True)
+    values, counts = np.unique(np.concatenate([np.empty(0, np.uint64), *everything]), return_counts=True)
     repeated = values[counts > 1]
     first_end: dict[int, tuple[int, int]] = {}
     expected: dict[str, Counter[str]] = {}

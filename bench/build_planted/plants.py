@@ -7,12 +7,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from build_planted.document import LANGUAGES, Document, head_of, is_prose, tokens, words
+from build_planted.document import LANGUAGES, Document, head_of, is_prose, shingles, tokens, words
 from build_planted.edits import edited_to
 from build_planted.personal import mark, pieces
 
 COPIES = "copies"
 """Source of planted copies in files of other formats."""
+_DISTINCT_FRAC = 0.6
 NEAR, FAR = (0.70, 0.97), (0.40, 0.57)
 """Jaccard similarity of edited copies, and of those that are no near-duplicates (the threshold is 0.65)."""
 LICENCE = (
@@ -99,6 +100,8 @@ class Planter:
         """Edited copies whose similarity to the original is within limits."""
         hosts = [*self.hosts(n - n // 5, 60, 2000), *self.hosts(n // 5, 60, 2000, "code")]
         for number, (document, text) in enumerate(hosts):
+            if len(shingles(text)) < _DISTINCT_FRAC * len(words(text)):
+                continue  # a repetitive text is a duplicate only of one with the same words in the same order
             head = head_of(text) if document.kind == "code" else 0
             copy = edited_to(self.rng, text[head:], *limits, self._fresh[document.language or "en"])
             if copy is not None:

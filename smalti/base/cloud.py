@@ -9,6 +9,7 @@ forked from one that has read from a store lacks its threads: a request there ra
 import os
 import re
 import time
+from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from functools import cache, lru_cache
 from pathlib import Path
@@ -324,6 +325,48 @@ def names(url: str) -> list[str]:
     listing = _request(look, url)
     paths = [*listing["common_prefixes"], *(entry["path"] for entry in listing["objects"])]
     return sorted(os.path.basename(path.rstrip("/")) for path in paths)
+
+
+def details(url: str) -> tuple[int, str] | None:
+    """Return size and version of a file (see ``walk``); None where it does not exist."""
+    try:
+        meta = _request(lambda obstore, store, path: obstore.head(store, path), url)
+    except FileNotFoundError:
+        return None
+    return int(meta["size"]), _version(meta)
+
+
+def walk(url: str) -> Iterator[tuple[str, int, str]]:
+    """Yield name below the folder, size and version of each file, in folders below too. Not of HTTP servers.
+
+    The version changes with the content: the ETag, or where there is none the time of the last change.
+    """
+    folder = split(url)[1]
+    prefix = f"{folder}/" if folder else ""
+
+    def look(obstore: Any, store: Any, path: str) -> Any:
+        return [entry for page in obstore.list(store, prefix or None) for entry in page]
+
+    for entry in _request(look, url):
+        yield entry["path"][len(prefix) :], int(entry["size"]), _version(entry)
+
+
+def download(url: str, to: Path) -> str:
+    """Write a file to a local one; returns the version that it had. Raises FileNotFoundError."""
+
+    def get(obstore: Any, store: Any, path: str) -> str:
+        result = obstore.get(store, path)
+        with open(to, "wb") as file:
+            for part in result.stream():
+                file.write(part)
+        return _version(result.meta)
+
+    return str(_request(get, url))
+
+
+def _version(meta: Any) -> str:
+    # Azure quotes it in the answer to a request, but not in a list.
+    return str(meta["e_tag"] or meta["last_modified"].isoformat()).strip('"')
 
 
 def put(url: str, local_path: str) -> None:

@@ -13,7 +13,7 @@ NOT_YET = {
     "data ls": "smalti data inspect FOLDER shows one folder of token files",
     "eval judge": None,
     "eval arena": None,
-    "runs sweep": "smalti train RECIPE.yaml name=NAME a.b=value, once for each value; smalti runs diff compares",
+    "runs sweep": "smalti fleet launch RECIPE --sweep a.b=VALUE,VALUE queues a run for each; smalti runs diff compares",
     "runs branch": "smalti train RECIPE.yaml a.b=value --fork changes a run from its newest checkpoint on",
 }
 """``VERB`` or ``VERB COMMAND`` -> what to use instead; None: there is no alternative."""

@@ -24,12 +24,21 @@ REPEAT_WORDS = {"none": 0, "passages": 50, "paragraphs": 20, "lines": 10}
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
 
+class CodeConfig(Config):
+    """What to keep of code repositories; vendored and generated files are dropped."""
+
+    licences: Literal["permissive", "any"] = "permissive"
+    """``permissive``: only files whose licence is recognised and permissive (MIT, BSD, Apache-2.0, ISC and the like);
+    ``any``: all."""
+
+
 class BuildInput(Config):
     """A folder or file of raw documents."""
 
     path: str
     """A folder (read recursively) or file of text, Markdown, HTML, code, JSONL, WARC, PDF, EPUB, DOCX, notebooks, mail,
-    man pages (all also .gz, .zst) or Parquet."""
+    man pages (all also .gz, .zst) or Parquet. Also in a store (``s3://``, ``gs://``, ``az://``, ``hf://``; one file by
+    ``https://``)."""
     name: str | None = None
     """Name of the source in the output; absent: the last part of the path, without suffixes."""
     text_field: str = "text"
@@ -40,6 +49,8 @@ class BuildInput(Config):
     """Glob patterns (``*.md``, ``docs/*``) of files to read from a folder; empty: all files of a known kind."""
     encoding: str = "auto"
     """Encoding of text and HTML files; ``auto``: a byte-order mark, what HTML declares, UTF-8, else detected."""
+    code: CodeConfig | None = None
+    """For code repositories: drop vendored and generated files, and by licence. Absent: nothing."""
     rules: tuple[Preset, ...] = ()
     """Presets of quality rules, applied in this order. Empty: ``safe``, and ``code-light`` for source code.
     ``[none]``: no rules."""

@@ -257,7 +257,7 @@ def test_a_verb_that_is_to_come_says_so_and_what_does_it_now(capsys):
     assert command.run(["runs", "sweep", "x.yaml"]) == 2
     assert capsys.readouterr().err == (
         "error: 'smalti runs sweep' is not implemented yet\n"
-        "hint: smalti train RECIPE.yaml name=NAME a.b=value, once for each value; smalti runs diff compares\n"
+        "hint: smalti fleet launch RECIPE --sweep a.b=VALUE,VALUE queues a run for each; smalti runs diff compares\n"
     )
     assert command.run(["plan", "ladder"]) == 2
     assert "'smalti plan ladder' is not implemented yet\nhint: smalti plan budget" in capsys.readouterr().err

@@ -26,7 +26,7 @@ def result(*versions: list[dict]) -> dict:
     """A whole result, as the command writes it."""
     curves = dict(zip("ABCDE", versions, strict=False))
     names = versions[0][0]["bits_per_byte"]
-    entry = {"documents": 9, "bytes": 900, "trained_on": 1, "near_trained": 0}
+    entry = {"documents": 9, "bytes": 900, "trained_on": 1, "near_trained": 0, "also_of": ["C"]}
     version = {"folder": "data/<x>", "documents": 9, "bytes": 900, "tokens": 2000, "epochs": 8.0}
     return {
         "time": "now", "model": "demo", "params": 1, "tokens": TOKENS[-1], "seeds": len(versions[0]),
@@ -149,3 +149,4 @@ def test_the_page_has_the_curves_and_escapes_names():
     assert "data/&lt;x&gt;" in text
     assert "<x>" not in text
     assert "read 8.0 times" in text
+    assert "C holds out the same documents as A." in text

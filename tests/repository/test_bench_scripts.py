@@ -19,6 +19,7 @@ def test_no_benchmark_hides_a_module_of_the_standard_library() -> None:
 @pytest.mark.parametrize(
     "script",
     [
+        "build_corpus.py",
         "cross_entropy.py",
         "dedup.py",
         "experts.py",

@@ -28,6 +28,10 @@ _Id = Annotated[str, typer.Argument(metavar="ID", help="Id of a run, as 'smalti 
 _After = Annotated[
     list[str] | None, typer.Option("--after", metavar="ID", help="Start after this run is completed; may be repeated.")
 ]
+_Sweep = Annotated[
+    list[str] | None,
+    typer.Option("--sweep", metavar="KEY=V1,V2", help="A run for each value; repeated, for each combination."),
+]
 _Pack = Annotated[
     bool, typer.Option("--pack", help="Run a copy of Smalti's files as they are now; needed if they are not committed.")
 ]
@@ -46,6 +50,7 @@ def launch(
         str | None, typer.Option(metavar="FILE", help="File of clusters; absent: clusters.yaml in SMALTI_HOME.")
     ] = None,
     after: _After = None,
+    sweep: _Sweep = None,
     pack: _Pack = False,
     yes: Annotated[bool, typer.Option("--yes", help="No effect on local, which costs nothing.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Check the run and print its config, and exit.")] = False,
@@ -57,7 +62,12 @@ def launch(
     given without it: gpus=2 priority=low preemptible=true max_duration=2h; ranks=2 is train.parallel.ranks=2.
 
     The run gets the environment of the queue's controller, which the first launch of an empty queue starts.
+
+    With --sweep all runs are checked before the first one is queued. Their names have the values: demo-lr-1e-4-seed-2.
     """
+    if sweep:
+        _launch_sweep(recipe, overrides or [], sweep, on, clusters, after or [], pack, dry_run, as_json)
+        return
     from smalti.cli.fleet.launch import launch as append
     from smalti.cli.fleet.launch import target_of
     from smalti.cli.tables import print_json
@@ -76,6 +86,30 @@ def launch(
     print(f"{run.id} is queued; its run folder is {run.folder}")
     nodes.warn_if_cordoned()
     typer.echo(f"follow it: smalti fleet logs {run.id} -f; wait for it: smalti fleet wait {run.id}", err=True)
+
+
+def _launch_sweep(
+    recipe: str,
+    overrides: list[str],
+    sweep: list[str],
+    on: str,
+    clusters: str | None,
+    after: list[str],
+    pack: bool,
+    dry_run: bool,
+    as_json: bool,
+) -> None:
+    from smalti.cli.fleet.launch import launch_sweep, target_of
+    from smalti.cli.tables import print_json, table
+
+    runs = launch_sweep(recipe, overrides, sweep, on=target_of(on, clusters), after=after, pack=pack, add=not dry_run)
+    if as_json:
+        print_json(runs)
+        return
+    print(table(("run", "values"), [(run.get("id") or run["name"], " ".join(run["values"])) for run in runs]))
+    print(f"{len(runs)} runs {'would be' if dry_run else 'are'} queued")
+    if not dry_run:
+        nodes.warn_if_cordoned()
 
 
 @app.command(epilog="Example: smalti fleet ls --state RUNNING --json")

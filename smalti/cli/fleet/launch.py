@@ -105,6 +105,41 @@ def launch(
     return _add(queued, need, dump(queued), on=on, pack=pack)
 
 
+def launch_sweep(
+    recipe: str,
+    overrides: Sequence[str],
+    sweeps: Sequence[str],
+    *,
+    on: Target,
+    after: Sequence[str] = (),
+    pack: bool = False,
+    add: bool = True,
+) -> list[dict[str, Any]]:
+    """Check a run for each combination of values, then append them all to the queue, unless ``add`` is false.
+
+    Returns of each its name and values, and if it was queued its id, state and folder.
+    """
+    from smalti.cli.fleet.sweep import combinations, name_of
+
+    options = [each for each in overrides if not each.startswith("name=")]
+    named = [each.removeprefix("name=") for each in overrides if each.startswith("name=")]
+    runs: list[tuple[str, tuple[str, ...]]] = []
+    for values in combinations(sweeps):
+        checked: Any = launch(recipe, [*overrides, *values], on=on, after=after, pack=pack, add=False)
+        runs.append((name_of((named or [checked.name])[-1], values), values))
+    twice = next((name for name, _ in runs if [other for other, _ in runs].count(name) > 1), None)
+    if twice is not None:
+        raise UserError(f"two runs of the sweep would be named '{twice}'", hint="launch them by themselves, with name=")
+    rows: list[dict[str, Any]] = []
+    for name, values in runs:
+        row: dict[str, Any] = {"name": name, "values": list(values)}
+        if add:
+            run: Any = launch(recipe, [*options, *values, f"name={name}"], on=on, after=after, pack=pack)
+            row |= {"id": run.id, "state": run.state, "folder": run.folder}
+        rows.append(row)
+    return rows
+
+
 C = TypeVar("C", "RunConfig", "TuneRecipe")
 
 

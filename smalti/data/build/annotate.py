@@ -24,7 +24,7 @@ from smalti.data.build.clean.markup import clean_text
 from smalti.data.build.contamination import EvaluationNgrams
 from smalti.data.build.extract.read import extract
 from smalti.data.build.extract.record import ExtractOptions
-from smalti.data.build.inputs import file_digest
+from smalti.data.build.inputs import file_digest, local_files
 from smalti.data.documents.files import SourceFile
 from smalti.data.documents.heldout import split_of
 from smalti.data.documents.parquet import RowWriter, rows_per_batch
@@ -33,7 +33,7 @@ from smalti.data.prepare.curate.normalize import normalize
 from smalti.data.prepare.curate.rules.presets import presets_by_name
 from smalti.data.prepare.curate.rules.rule import Preset, measure
 
-VERSION = 5
+VERSION = 7
 """Raised with every change after which the same inputs would give other rows."""
 
 EXTRACTED = pa.schema(
@@ -42,6 +42,7 @@ EXTRACTED = pa.schema(
         ("source", pa.string()),
         ("kind", pa.string()),
         ("encoding", pa.string()),
+        ("licence", pa.string()),
         ("problem", pa.string()),
         ("part", pa.string()),
         ("text", pa.large_string()),
@@ -57,6 +58,7 @@ ANNOTATED = pa.schema(
         ("problem", pa.string()),
         ("part", pa.string()),
         ("encoding", pa.string()),
+        ("licence", pa.string()),
         ("split", pa.string()),
         ("n_raw_bytes", pa.int64()),
         ("language", pa.string()),
@@ -107,16 +109,18 @@ def extract_shard(
 
     RetryableError if the content of a file is not that of ``digests``: the rows would be stored under another's name.
     """
-    with RowWriter(path, EXTRACTED) as writer:
-        for file in files:
-            for extracted_row in extract(file, options):
+    with RowWriter(path, EXTRACTED) as writer, local_files(files, path) as readable:
+        for file, local in zip(files, readable, strict=True):
+            for extracted_row in extract(local, options):
                 record = extracted_row.record
+                problem = record.problem and record.problem.replace(local.path, file.path)
                 row = {
                     "id": record.id,
                     "source": source,
                     "kind": extracted_row.kind,
                     "encoding": extracted_row.encoding,
-                    "problem": record.problem,
+                    "licence": extracted_row.licence,
+                    "problem": problem,
                 }
                 writer.add(row | {"part": record.part, "text": record.text}, len(record.text))
     for file, digest in zip(files, digests, strict=True):

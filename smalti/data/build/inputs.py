@@ -1,14 +1,20 @@
 """The files of the inputs, grouped into shards that stay the same when other files are added."""
 
 import os
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from importlib.metadata import version
 from importlib.util import find_spec
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
-from smalti.base.errors import missing_extra
+from smalti.base import cloud, store
+from smalti.base.errors import RetryableError, UserError, missing_extra
 from smalti.base.hashing import digest_json, xxh3, xxh3_file
 from smalti.base.progress import Progress
 from smalti.config.build import BuildInput
+from smalti.data.build.extract.repository import with_licences
 from smalti.data.documents.files import FoundFiles, Kind, SourceFile, find_files
 
 _SHARD_BYTES = 16 << 20
@@ -42,6 +48,12 @@ def find_inputs(inputs: tuple[BuildInput, ...]) -> dict[str, FoundFiles]:
         UserError: the package that reads a file is not installed.
     """
     sources = {item.source: find_files(item.path, item.include, for_build=True) for item in inputs}
+    for item in inputs:
+        if item.code is not None:
+            if not store.is_local(item.path):
+                raise UserError(f"code: {item.path} is a URL", allowed="a local folder", hint="copy it here first")
+            files = sources[item.source]
+            sources[item.source] = replace(files, files=with_licences(item.path, files.files))
     for kind, package in _PACKAGES.items():
         first = next((file for files in sources.values() for file in files.files if file.kind == kind), None)
         if first is not None and find_spec(package) is None:
@@ -60,7 +72,7 @@ def input_shards(sources: dict[str, FoundFiles], progress: Progress) -> list[Inp
         size = 0
         for file in files.files:
             group.append(file)
-            digests.append([file.name, file_digest(file)])
+            digests.append([file.name, file_digest(file), *([file.licence] if file.licence else [])])
             size += file.n_bytes
             done += file.n_bytes
             progress("looking for changes", done, total)
@@ -76,11 +88,36 @@ def input_shards(sources: dict[str, FoundFiles], progress: Progress) -> list[Inp
 def _shard(source: str, group: list[SourceFile], digests: list[list[str]]) -> InputShard:
     packages = sorted({_PACKAGES[file.kind] for file in group if file.kind in _PACKAGES})
     content = [source, digests, *([name, version(name)] for name in packages)]
-    return InputShard(source, tuple(group), digest_json(content), tuple(digest for _, digest in digests))
+    return InputShard(source, tuple(group), digest_json(content), tuple(digest[1] for digest in digests))
+
+
+@contextmanager
+def local_files(files: Sequence[SourceFile], beside: Path) -> Iterator[Iterator[SourceFile]]:
+    """Yield the files, those of stores one after the other as local copies, which are removed; ``beside``: this path.
+
+    Raises RetryableError if one is not of the version that was listed.
+    """
+    with TemporaryDirectory(prefix=f"{beside.name}.", suffix=".tmp", dir=beside.parent) as folder:
+        yield (file if file.version is None else _downloaded(file, Path(folder)) for file in files)
+
+
+def _downloaded(file: SourceFile, folder: Path) -> SourceFile:
+    to = folder / "file"
+    try:
+        version = cloud.download(file.path, to)
+    except FileNotFoundError:
+        version = "none"
+    if version != file.version:
+        raise RetryableError(
+            f"{file.path} changed after it was listed", hint="run the same command again when nothing writes to it"
+        )
+    return replace(file, path=str(to))
 
 
 def file_digest(file: SourceFile) -> str:
-    """Return the digest of the content; of a file that cannot be read, the reason."""
+    """Return the digest of the content, or of the version in a store; of a file that cannot be read, the reason."""
+    if file.version is not None:
+        return digest_json([file.version, file.n_bytes])
     try:
         return xxh3_file(file.path)
     except OSError as error:

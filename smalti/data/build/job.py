@@ -154,6 +154,7 @@ def _extract_options(config: BuildConfig, item: BuildInput, html: str) -> Extrac
         config.max_file_bytes,
         config.max_expansion,
         float(config.max_parse_s),
+        item.code.licences if item.code else None,
     )
 
 

@@ -122,6 +122,8 @@ def _write(
     schema = MARKED_SCHEMA if config.pii == "mark" else SELECTED_SCHEMA
     if config.quality_model is not None:
         schema = schema.append(pa.field("quality", pa.float64()))
+    if any(item.code for item in config.inputs):
+        schema = schema.append(pa.field("licence", pa.string()))
     ids = array("q")
     with ExitStack() as stack:
         drops = stack.enter_context(RowWriter(to / "drops" / f"{source}.parquet", OUTPUT_DROP_SCHEMA))

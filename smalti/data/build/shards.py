@@ -9,6 +9,7 @@ again on another one.
 import itertools
 import multiprocessing
 import os
+import shutil
 import signal
 import uuid
 from collections.abc import Callable, Iterator, Sequence
@@ -62,7 +63,7 @@ def run_shards(
     for folder in {shard.result.parent for shard in missing}:
         folder.mkdir(parents=True, exist_ok=True)
         for leftover in folder.glob("*.tmp"):
-            leftover.unlink()
+            shutil.rmtree(leftover) if leftover.is_dir() else leftover.unlink()
     progress(what, 0, max(total, 1))
     workers = min(n_workers(config), len(missing))
     if config.runner == "native" and (workers < 2 or total < _IN_PROCESS_BYTES):

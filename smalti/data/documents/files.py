@@ -8,12 +8,12 @@ import os
 import re
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Literal
 
-from smalti.base import store
+from smalti.base import cloud, store
 from smalti.base.errors import DataError, UserError
 
 Kind = Literal["text", "jsonl", "parquet", "warc", "pdf", "epub", "docx", "notebook", "mail", "mbox", "man"]
@@ -60,6 +60,10 @@ class SourceFile:
     n_bytes: int
     data: bytes | None = field(default=None, repr=False)
     """Its content, if it is in memory; ``path`` is then for messages only."""
+    version: str | None = None
+    """Of a file in a store: changes with its content."""
+    licence: str | None = None
+    """That of its folder, where ``smalti data build`` asks for it."""
 
 
 @dataclass(frozen=True)
@@ -89,9 +93,10 @@ def find_files(path: str, include: Sequence[str] = (), *, for_build: bool = Fals
         UserError: a file that is named, or matches ``include``, is of no known kind.
     """
     if not store.is_local(path):
-        raise UserError(
-            f"documents cannot be read from '{path}'", allowed="a local file or folder", hint="copy them here first"
-        )
+        if for_build and cloud.is_cloud(path):
+            return _in_store(path, include)
+        allowed = f"a local file or folder{', s3://, gs://, az:// or https://' if for_build else ''}"
+        raise UserError(f"documents cannot be read from '{path}'", allowed=allowed, hint="copy them here first")
     if os.path.isfile(path):
         file = _source_file(path, os.path.basename(path), for_build=for_build)
         if file is None:
@@ -107,6 +112,40 @@ def find_files(path: str, include: Sequence[str] = (), *, for_build: bool = Fals
         hint = "name the folder itself, not a link to it" if LINKED in skipped else "check the path of the source"
         raise DataError(f"{path} holds no documents{matching}", allowed=known_kinds(for_build), hint=hint)
     return FoundFiles(tuple(sorted(files, key=lambda file: file.name)), dict(sorted(skipped.items())), tuple(unnamable))
+
+
+def _in_store(url: str, include: Sequence[str]) -> FoundFiles:
+    """Find the files below a URL, or the one file."""
+    base = os.path.basename(cloud.split(url)[1])
+    file = _source_file(url, base, for_build=True, n_bytes=0)
+    if file is not None and (details := cloud.details(url)) is not None:
+        return FoundFiles((replace(file, n_bytes=details[0], version=details[1]),))
+    if url.startswith("http"):
+        if file is None:
+            raise _unknown_kind(url, True)
+        raise DataError(f"{url} does not exist", hint="name a file: HTTP servers have no lists of files")
+    files: list[SourceFile] = []
+    skipped: Counter[str] = Counter()
+    for name, n_bytes, version in cloud.walk(url):
+        base = os.path.basename(name)
+        if any(part.startswith(".") for part in name.split("/")) or not _is_included(name, include):
+            continue
+        file = _source_file(store.join(url, name), name, for_build=True, n_bytes=n_bytes)
+        if file is not None:
+            files.append(replace(file, version=version))
+        elif include:
+            raise _unknown_kind(store.join(url, name), True)
+        else:
+            skipped[Path(base).suffix or base] += 1
+    if not files:
+        matching = f" that match {', '.join(include)}" if include else ""
+        raise DataError(f"{url} holds no documents{matching}", allowed=known_kinds(True), hint="check the URL")
+    return FoundFiles(tuple(sorted(files, key=lambda file: file.name)), dict(sorted(skipped.items())))
+
+
+def _is_included(name: str, include: Sequence[str]) -> bool:
+    base = os.path.basename(name)
+    return not include or any(fnmatch(name, pattern) or fnmatch(base, pattern) for pattern in include)
 
 
 def known_kinds(for_build: bool) -> str:
@@ -134,7 +173,7 @@ def _walk(root: str, include: Sequence[str], for_build: bool) -> tuple[list[Sour
             name = Path(path).relative_to(root).as_posix()
             if base.startswith("."):
                 continue
-            if include and not any(fnmatch(name, pattern) or fnmatch(base, pattern) for pattern in include):
+            if not _is_included(name, include):
                 continue
             if name != name.encode("utf-8", "replace").decode():
                 unnamable.append(os.fsencode(name).decode("utf-8", "backslashreplace"))
@@ -158,7 +197,9 @@ def _unreadable_folder(error: OSError) -> None:
     ) from error
 
 
-def _source_file(path: str, name: str, data: bytes | None = None, *, for_build: bool = False) -> SourceFile | None:
+def _source_file(
+    path: str, name: str, data: bytes | None = None, *, for_build: bool = False, n_bytes: int | None = None
+) -> SourceFile | None:
     base, suffix = os.path.splitext(os.path.basename(name))
     compression = _COMPRESSED.get(suffix.lower(), "none")
     inner = base if compression != "none" else base + suffix
@@ -167,7 +208,9 @@ def _source_file(path: str, name: str, data: bytes | None = None, *, for_build: 
         kind = "text"
     if kind is None or (kind == "parquet" and compression != "none"):
         return None
-    return SourceFile(path, name, kind, compression, os.path.getsize(path) if data is None else len(data), data)
+    if n_bytes is None:
+        n_bytes = os.path.getsize(path) if data is None else len(data)
+    return SourceFile(path, name, kind, compression, n_bytes, data)
 
 
 def _kind(name: str, for_build: bool) -> Kind | None:

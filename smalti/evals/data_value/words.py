@@ -137,6 +137,7 @@ def notes(result: Mapping[str, Any]) -> list[str]:
         notes.append("Each interval is for one comparison: of many, one in twenty is wrong by chance.")
         notes += [f"{_DEPENDS.format(**pair)} {_GIVE}" for pair in pairs if pair["verdict"] == DEPENDS]
     for name, entry in result["heldout"].items():
+        notes += [f"{other} holds out the same documents as {name}." for other in entry["also_of"]]
         lost = [
             f"{entry[key]:,} {words}"
             for key, words in (("trained_on", "that a version is trained on"), ("near_trained", "near to one of these"))

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -15,6 +16,8 @@ import train_process
 from cli_in_process import run_cli
 from queued import history
 
+from smalti.base.errors import UserError
+from smalti.cli.fleet.sweep import combinations
 from smalti.fleet.controller import start
 from smalti.fleet.launch import code
 from smalti.fleet.queue import changes, runs
@@ -63,6 +66,47 @@ def test_a_launched_run_is_listed_shown_and_stopped(work: Path) -> None:
     assert answer(work, "stop", "t-1", "--yes")["state"] == "STOPPED"
     assert run_cli(work, "fleet", "wait", "t-1").returncode == 143
     assert answer(work, "resume", "t-1")["state"] == "PENDING"
+
+
+def test_a_sweep_queues_a_run_for_each_combination(work: Path) -> None:
+    sweep = ["launch", "r.yaml", "priority=low", "--sweep", "train.optimizer.lr=1e-4,3e-4", "--sweep", "seed=1,2"]
+    rows = answer(work, *sweep, "--dry-run")
+    assert [row["name"] for row in rows] == [f"t-lr-{lr}-seed-{seed}" for lr in ("1e-4", "3e-4") for seed in (1, 2)]
+    assert answer(work, "ls") == []
+    rows = answer(work, *sweep, "name=w")
+    assert [row["id"] for row in rows] == ["w-lr-1e-4-seed-1-1", "w-lr-1e-4-seed-2-2", "w-lr-3e-4-seed-1-3",
+                                           "w-lr-3e-4-seed-2-4"]  # fmt: skip
+    last = runs.read("4")
+    assert "lr: 0.0003" in (last.recipe or "")
+    assert "seed: 2" in (last.recipe or "")
+    assert (last.priority, last.folder) == (10, str(work / "runs" / "w-lr-3e-4-seed-2"))
+    assert "4 runs would be queued" in run_cli(work, "fleet", *sweep, "--dry-run").stdout
+    broken = ["launch", "r.yaml", "--sweep", "seed=3,4", "--sweep", "train.optimizer.lr=1e-4,fast"]
+    assert "fast" in refused(work, *broken)
+    assert len(answer(work, "ls")) == 4, "nothing of a sweep with a wrong value is queued"
+
+
+@pytest.mark.parametrize(
+    ("sweeps", "expected"),
+    [
+        (["a.b=1,2"], [("a.b=1",), ("a.b=2",)]),
+        (["a=[1, 2],[3]", "b='x,y'"], [("a=[1, 2]", "b='x,y'"), ("a=[3]", "b='x,y'")]),
+        (["a=1", "b=2,3"], [("a=1", "b=2"), ("a=1", "b=3")]),
+        (["a=1,1"], "'1' is there twice"),
+        (["a=1", "a=2"], "'a' is there twice"),
+        (["a"], "KEY=VALUE"),
+        (["a="], "KEY=VALUE"),
+        (["=1"], "KEY=VALUE"),
+        (["a=[1"], "KEY=VALUE"),
+        (["a=" + ",".join(map(str, range(40))), "b=" + ",".join(map(str, range(40)))], "1,600 runs"),
+    ],
+)
+def test_combinations_of_a_sweep(sweeps: list[str], expected: Any) -> None:
+    if isinstance(expected, list):
+        assert combinations(sweeps) == expected
+        return
+    with pytest.raises(UserError, match=re.escape(expected)):
+        combinations(sweeps)
 
 
 def test_the_text_of_the_listing_verbs(work: Path) -> None:

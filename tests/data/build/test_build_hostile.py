@@ -36,9 +36,9 @@ FILES = {
 
 
 def test_a_parser_that_crashes_hangs_or_takes_too_much_memory_is_replaced():
-    with pytest.raises(Unreadable, match="crashed .exit code 3"):
+    with pytest.raises(Unreadable, match=r"crashed .exit code 3"):
         parse(os._exit, 3, limit_s=10)
-    with pytest.raises(Unreadable, match="crashed .SIGABRT"):
+    with pytest.raises(Unreadable, match=r"crashed .SIGABRT"):
         parse(os.abort, limit_s=10)
     with pytest.raises(Unreadable, match=r"more than 0\.3 s") as caught:
         parse(eval, "any(iter(int, 1))", limit_s=0.3)

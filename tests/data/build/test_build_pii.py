@@ -51,6 +51,8 @@ def test_each_kind_is_found_alone(kind, text):
         "ISBN 978-3-16-148410-0",
         "version 1.2.3.4 of the program",
         "Standards-Version: 4.6.0.1",
+        "(näheres in Abschnitt\u00a06.3.1.1, hier nicht)",
+        "la sección 6.3.1.2 y el C standard 6.5.2.2",
         "4111 1111 1111 1112",
         "DE88 3704 0044 0532 0130 00",
         "localhost 127.0.0.1",

@@ -12,6 +12,7 @@ import pyarrow.parquet as pq
 
 from smalti.base.errors import DataError
 from smalti.base.hashing import xxh3
+from smalti.data.build.extract import repository
 from smalti.data.build.extract.encoding import decode
 from smalti.data.build.extract.formats import mail, man, notebook, pdf, warc, zipped
 from smalti.data.build.extract.html import html_text
@@ -35,6 +36,9 @@ _ID = "id"
 
 def extract(file: SourceFile, options: ExtractOptions) -> Iterator[Extracted]:
     """Yield the records of a file in order; what cannot be read is a record with a problem."""
+    if options.licences is not None and (reason := repository.vendored(file.name)):
+        yield problem(file.name, repository.VENDORED_RULE, reason)
+        return
     try:
         yield from _READERS.get(file.kind, _whole)(file, options)
     except Unreadable as error:
@@ -53,7 +57,7 @@ def _text(file: SourceFile, options: ExtractOptions) -> Iterator[Extracted]:
     if is_html:
         text = parse(html_text, text, options.html, limit_s=options.max_parse_s)
     kind = "html" if is_html else "code" if is_code(file.name) else "prose"
-    yield from _parts(file.name, text, kind, encoding, options)
+    yield from _document(file, text, kind, encoding, options)
 
 
 def _whole(file: SourceFile, options: ExtractOptions) -> Iterator[Extracted]:
@@ -68,7 +72,25 @@ def _whole(file: SourceFile, options: ExtractOptions) -> Iterator[Extracted]:
         "man": (man.man_text, data),
     }
     text = parse(*arguments[file.kind], limit_s=options.max_parse_s)
-    yield from _parts(file.name, text, "prose", None, options)
+    yield from _document(file, text, "prose", None, options)
+
+
+def _document(
+    file: SourceFile, text: str, kind: str, encoding: str | None, options: ExtractOptions
+) -> Iterator[Extracted]:
+    """Yield the parts of a file that is one document, or why it is not wanted of a code repository."""
+    licence = None
+    if options.licences is not None:
+        licence = repository.licence_of(text, file.licence)
+        if reason := repository.generated(file.name, text):
+            yield problem(file.name, repository.GENERATED_RULE, reason)
+            return
+        if options.licences == "permissive" and not repository.is_permissive(licence):
+            reason = f"its licence is {licence or 'not recognised'}; wanted: permissive ones"
+            yield problem(file.name, repository.LICENCE_RULE, reason)
+            return
+    for row in _parts(file.name, text, kind, encoding, options):
+        yield row._replace(licence=licence)
 
 
 def _parts(name: str, text: str, kind: str, encoding: str | None, options: ExtractOptions) -> Iterator[Extracted]:

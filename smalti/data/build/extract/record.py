@@ -19,6 +19,8 @@ class Extracted(NamedTuple):
     """``prose``, ``code`` or ``html``; for a problem its rule."""
     encoding: str | None = None
     """Of a file of text that is not UTF-8."""
+    licence: str | None = None
+    """Of a file of an input with ``code``."""
 
 
 @dataclass(frozen=True)
@@ -34,6 +36,8 @@ class ExtractOptions:
     max_file_bytes: int
     max_expansion: int
     max_parse_s: float
+    licences: str | None = None
+    """Those of ``code`` of the input."""
 
 
 def problem(name: str, rule: str, reason: str) -> Extracted:

@@ -173,21 +173,30 @@ def _write_train(
 
 def _write_heldout(
     to: Path, versions: list[str], rows: list[tuple[str, str | None, str]], leaks: Leaks, report: Report
-) -> dict[str, dict[str, int]]:
+) -> dict[str, dict[str, Any]]:
+    """Write the documents that are not trained on; a set equal to that of an earlier version is not written again."""
     trained, near = (mask.tolist() for mask in leaks.result())
-    sets: dict[str, dict[str, int]] = {}
+    sets: dict[str, dict[str, Any]] = {}
+    first_with: dict[str, str] = {}
     names = dict.fromkeys([*versions, *(name for name, _, _ in rows)])
     for name in names:
-        entry = sets[name] = {"documents": 0, "bytes": 0, "trained_on": 0, "near_trained": 0}
+        entry = sets[name] = {"documents": 0, "bytes": 0, "trained_on": 0, "near_trained": 0, "also_of": []}
+        texts = {}
+        for number, (of, _, text) in enumerate(rows):
+            if of != name:
+                continue
+            if trained[number] or near[number] or not text.strip():
+                entry["trained_on"] += trained[number]
+                entry["near_trained"] += near[number]
+            else:
+                texts[number] = text
+        first = first_with.setdefault(digest_json(sorted(texts.values())), name)
+        if first != name and name != EXTRA and texts:
+            sets[first]["also_of"].append(name)
+            texts = {}
         counts = report.of(name, HELDOUT)
         with RowWriter(to / "documents" / name / f"{HELDOUT}.parquet", DOCUMENT_SCHEMA) as writer:
-            for number, (of, _, text) in enumerate(rows):
-                if of != name:
-                    continue
-                if trained[number] or near[number] or not text.strip():
-                    entry["trained_on"] += trained[number]
-                    entry["near_trained"] += near[number]
-                    continue
+            for number, text in texts.items():
                 size = len(text.encode())
                 counts.keep(size, size)
                 writer.add({"id": str(number), "text": text, "group": str(number), "n_bytes": size}, size)
@@ -199,6 +208,6 @@ def _write_heldout(
     return sets
 
 
-def _left_out(name: str, entry: dict[str, int]) -> str:
+def _left_out(name: str, entry: dict[str, Any]) -> str:
     lost = entry["trained_on"] + entry["near_trained"]
     return f"{name} has {lost:,}, all of them trained on" if lost else f"{name} has none"

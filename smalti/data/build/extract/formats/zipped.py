@@ -115,14 +115,14 @@ def epub_text(data: bytes, method: str, limit_bytes: int) -> str:
 
 def _elements(xml: bytes, tag: str) -> list[dict[str, str]]:
     """Return the attributes of all elements with a local name, in order."""
-    found: list[dict[str, str]] = []
+    elements: list[dict[str, str]] = []
 
     def start(name: str, attributes: dict[str, str]) -> None:
         if name.rpartition(" ")[2] == tag:
-            found.append(attributes)
+            elements.append(attributes)
 
     _parse(xml, start, lambda name: None, lambda value: None)
-    return found
+    return elements
 
 
 def _parse(
