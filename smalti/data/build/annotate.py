@@ -33,7 +33,7 @@ from smalti.data.prepare.curate.normalize import normalize
 from smalti.data.prepare.curate.rules.presets import presets_by_name
 from smalti.data.prepare.curate.rules.rule import Preset, measure
 
-VERSION = 7
+VERSION = 8
 """Raised with every change after which the same inputs would give other rows."""
 
 EXTRACTED = pa.schema(
