@@ -1,7 +1,8 @@
 """RefinedWeb's line-wise corrections (Penedo et al. 2023, arXiv 2306.01116, section G.2), for English web pages.
 
-Patterns and limits are those of the published DCLM baseline. The preset edits texts: it removes lines of navigation,
-counters and calls to action; a document of which they are more than a twentieth of the words is dropped.
+Limits and counters are those of the published DCLM baseline, whose patterns for lines of numbers and for counters this
+preset extends by marks, and by counters in the singular or without a blank. The preset edits texts: it removes lines of
+navigation, counters and calls to action; a document of which they are more than a twentieth of the words is dropped.
 """
 
 import re
@@ -26,10 +27,9 @@ def _edit(text: str) -> str:
 
 def _is_noise(line: str) -> bool:
     words = line.split()
-    letters = [character for character in line if character.isalpha()]
     return (
         len(words) < 2
-        or sum(map(str.isupper, letters)) > _MAX_UPPERCASE * max(1, len(letters))
+        or sum(map(str.isupper, line)) > _MAX_UPPERCASE * len(line)
         or _NUMERIC.fullmatch(line) is not None
         or _COUNTER.fullmatch(line) is not None
         or (len(words) <= _SHORT_WORDS and _CALL.search(line) is not None)
