@@ -43,10 +43,15 @@ STEPS: dict[str, dict[str, Any]] = {
 }
 """Versions of the crawl, and what their recipes have."""
 HALVES = ("random", "dropped", "kept")
-MODEL = ("train.parallel={ranks: 1, threads: 1, device: cpu}", "train.restart.hang_floor=30min")
-"""Changes to the recipe; on a machine that does other things too a step may take long."""
+MODEL = (
+    "train.parallel={ranks: 1, threads: 1, device: cpu}",
+    "train.restart.hang_floor=30min",  # on a machine that does other things too a step may take long
+    "train.schedule.decay=0.4run",  # with a constant rate, the default, the intervals were ten times as wide as the effects
+)
+"""Changes to the recipe."""
 EVALUATION = "train.eval_every=0.25run"
-WINDOWS = 500
+MEMORISED, WINDOWS = ("A", "D"), 500
+"""Versions whose models are measured for what they memorised (before and after), and the windows."""
 
 
 def build(folder: Path, name: str, pages: str, **settings: Any) -> None:
@@ -161,7 +166,7 @@ def measure(name: str, folder: Path, packages: Path, options: argparse.Namespace
     )  # fmt: skip
     figures: dict[str, Any] = made | json.loads((folder / "compare/compare.json").read_text())
     if name == "dedup":
-        figures["memorised"] = {version: memorised(folder, version) for version in figures["versions"]}
+        figures["memorised"] = {version: memorised(folder, version) for version in MEMORISED}
     else:
         shares = {half: json.loads((folder / f"{half}.share").read_text()) for half in HALVES}
         figures["documentation_frac"] = shares

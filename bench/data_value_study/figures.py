@@ -29,11 +29,6 @@ def report(figures: Figures) -> str:
                 f"| {names[pair['second']]} - {names[pair['first']]} | {names.get(heldout, heldout)} "
                 f"| {difference['value']:+.4f} | {low:+.4f} to {high:+.4f} | {verdict} |"
             )
-        if pair["worth"] is not None:
-            worth = pair["worth"]
-            bound = "at least " * worth["at_least"]
-            interval = "" if worth["interval"] is None else " ({:.2f} to {:.2f})".format(*worth["interval"])
-            lines.append(f"| | tokens of {names[worth['worse']]} for one | {bound}{worth['ratio']:.2f}{interval} | | |")
     return "\n".join([*lines, "", *_memorised(figures, names)])
 
 
