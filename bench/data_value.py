@@ -46,7 +46,7 @@ HALVES = ("random", "dropped", "kept")
 MODEL = (
     "train.parallel={ranks: 1, threads: 1, device: cpu}",
     "train.restart.hang_floor=30min",  # on a machine that does other things too a step may take long
-    "train.schedule.decay=0.4run",  # with a constant rate, the default, the intervals were ten times as wide as the effects
+    "train.schedule.decay=0.4run",  # a constant rate, the default, gave intervals wider than the effects
 )
 """Changes to the recipe."""
 EVALUATION = "train.eval_every=0.25run"

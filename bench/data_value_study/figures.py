@@ -49,7 +49,8 @@ def _memorised(figures: Figures, names: Mapping[str, str]) -> list[str]:
 def pictures(name: str, figures: Figures) -> dict[str, str]:
     """Plot bits per byte of the held-out text over tokens, and the difference to the first version."""
     names, main = dict(zip(figures["versions"], figures["names"], strict=True)), figures["main"]
+    charts = {"value": loss_chart, "value-difference": difference_chart}
     return {
-        f"{name}-value.svg": loss_chart(figures, main, names, width=720, height=320),
-        f"{name}-value-difference.svg": difference_chart(figures, main, names, width=720, height=320),
+        f"{name}-{what}.svg": draw(figures, main, names, width=720, height=320).replace(": --heldout", "")
+        for what, draw in charts.items()
     }
