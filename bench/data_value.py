@@ -46,10 +46,12 @@ HALVES = ("random", "dropped", "kept")
 MODEL = (
     "train.parallel={ranks: 1, threads: 1, device: cpu}",
     "train.restart.hang_floor=30min",  # on a machine that does other things too a step may take long
-    "train.schedule.decay=0.4run",  # a constant rate, the default, gave intervals wider than the effects
 )
 """Changes to the recipe."""
-EVALUATION = "train.eval_every=0.25run"
+EVALUATION = {
+    "dedup": ("train.eval_every=0.25run",),
+    "classifier": ("train.eval_every=0.25run", "train.eval_tokens=16384"),  # of each of four held-out sets
+}
 MEMORISED, WINDOWS = ("A", "D"), 500
 """Versions whose models are measured for what they memorised (before and after), and the windows."""
 
@@ -160,7 +162,7 @@ def measure(name: str, folder: Path, packages: Path, options: argparse.Namespace
         versions.write_text(json.dumps({"names": names, "packages": unpacked(packages)}))
     made = json.loads(versions.read_text())
     smalti(
-        folder, "data", "compare", *(f"data/{version}" for version in made["names"]), *MODEL, EVALUATION,
+        folder, "data", "compare", *(f"data/{version}" for version in made["names"]), *MODEL, *EVALUATION[name],
         "--heldout", "heldout.jsonl", "--tokens", options.tokens, "--seeds", str(options.seeds), "--output", "compare",
         "--yes",
     )  # fmt: skip
