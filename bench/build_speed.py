@@ -8,8 +8,8 @@
 from one Parquet file to another: Smalti's step that annotates (language, markup, the rules of Gopher, C4 and FineWeb,
 six kinds of personal data), which measures all rules of every document; and datatrove's filters with the same rules and
 its PII formatter (e-mail and IP addresses) by its local executor, which stop at the first reason to drop. Times are of
-the processor; imports and what is loaded at the first use are not counted. Once with datatrove's own words (spaCy) and once
-with those of Smalti in their place.
+the processor; imports and what is loaded at the first use are not counted. Once with datatrove's own words (spaCy) and
+once with those of Smalti in their place.
 
 *10 TB*: core-hours are bytes / measured rate, since shards of extraction and annotation are independent;
 near-duplicates at the rate of bench/dedup.py (``--dedup-rate``). Reading from a store, failures and idle machines are

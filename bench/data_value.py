@@ -43,10 +43,17 @@ STEPS: dict[str, dict[str, Any]] = {
 }
 """Versions of the crawl, and what their recipes have."""
 HALVES = ("random", "dropped", "kept")
-MODEL = ("train.parallel={ranks: 1, threads: 1, device: cpu}", "train.restart.hang_floor=30min")
-"""Changes to the recipe; on a machine that does other things too a step may take long."""
-EVALUATION = "train.eval_every=0.25run"
-WINDOWS = 500
+MODEL = (
+    "train.parallel={ranks: 1, threads: 1, device: cpu}",
+    "train.restart.hang_floor=30min",  # on a machine that does other things too a step may take long
+)
+"""Changes to the recipe."""
+EVALUATION = {
+    "dedup": ("train.eval_every=0.25run",),
+    "classifier": ("train.eval_every=0.25run", "train.eval_tokens=16384"),  # of each of four held-out sets
+}
+MEMORISED, WINDOWS = ("A", "D"), 500
+"""Versions whose models are measured for what they memorised (before and after), and the windows."""
 
 
 def build(folder: Path, name: str, pages: str, **settings: Any) -> None:
@@ -155,13 +162,13 @@ def measure(name: str, folder: Path, packages: Path, options: argparse.Namespace
         versions.write_text(json.dumps({"names": names, "packages": unpacked(packages)}))
     made = json.loads(versions.read_text())
     smalti(
-        folder, "data", "compare", *(f"data/{version}" for version in made["names"]), *MODEL, EVALUATION,
+        folder, "data", "compare", *(f"data/{version}" for version in made["names"]), *MODEL, *EVALUATION[name],
         "--heldout", "heldout.jsonl", "--tokens", options.tokens, "--seeds", str(options.seeds), "--output", "compare",
         "--yes",
     )  # fmt: skip
     figures: dict[str, Any] = made | json.loads((folder / "compare/compare.json").read_text())
     if name == "dedup":
-        figures["memorised"] = {version: memorised(folder, version) for version in figures["versions"]}
+        figures["memorised"] = {version: memorised(folder, version) for version in MEMORISED}
     else:
         shares = {half: json.loads((folder / f"{half}.share").read_text()) for half in HALVES}
         figures["documentation_frac"] = shares

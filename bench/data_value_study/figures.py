@@ -29,11 +29,6 @@ def report(figures: Figures) -> str:
                 f"| {names[pair['second']]} - {names[pair['first']]} | {names.get(heldout, heldout)} "
                 f"| {difference['value']:+.4f} | {low:+.4f} to {high:+.4f} | {verdict} |"
             )
-        if pair["worth"] is not None:
-            worth = pair["worth"]
-            bound = "at least " * worth["at_least"]
-            interval = "" if worth["interval"] is None else " ({:.2f} to {:.2f})".format(*worth["interval"])
-            lines.append(f"| | tokens of {names[worth['worse']]} for one | {bound}{worth['ratio']:.2f}{interval} | | |")
     return "\n".join([*lines, "", *_memorised(figures, names)])
 
 
@@ -54,7 +49,8 @@ def _memorised(figures: Figures, names: Mapping[str, str]) -> list[str]:
 def pictures(name: str, figures: Figures) -> dict[str, str]:
     """Plot bits per byte of the held-out text over tokens, and the difference to the first version."""
     names, main = dict(zip(figures["versions"], figures["names"], strict=True)), figures["main"]
+    charts = {"value": loss_chart, "value-difference": difference_chart}
     return {
-        f"{name}-value.svg": loss_chart(figures, main, names, width=720, height=320),
-        f"{name}-value-difference.svg": difference_chart(figures, main, names, width=720, height=320),
+        f"{name}-{what}.svg": draw(figures, main, names, width=720, height=320).replace(": --heldout", "")
+        for what, draw in charts.items()
     }

@@ -333,7 +333,7 @@ def details(url: str) -> tuple[int, str] | None:
         meta = _request(lambda obstore, store, path: obstore.head(store, path), url)
     except FileNotFoundError:
         return None
-    return int(meta["size"]), _version(meta)
+    return int(meta["size"]), _version(url, meta)
 
 
 def walk(url: str) -> Iterator[tuple[str, int, str]]:
@@ -348,7 +348,7 @@ def walk(url: str) -> Iterator[tuple[str, int, str]]:
         return [entry for page in obstore.list(store, prefix or None) for entry in page]
 
     for entry in _request(look, url):
-        yield entry["path"][len(prefix) :], int(entry["size"]), _version(entry)
+        yield entry["path"][len(prefix) :], int(entry["size"]), _version(url, entry)
 
 
 def download(url: str, to: Path) -> str:
@@ -359,12 +359,17 @@ def download(url: str, to: Path) -> str:
         with open(to, "wb") as file:
             for part in result.stream():
                 file.write(part)
-        return _version(result.meta)
+        return _version(url, result.meta)
 
     return str(_request(get, url))
 
 
-def _version(meta: Any) -> str:
+def _version(url: str, meta: Any) -> str:
+    if not meta["e_tag"] and meta["last_modified"].timestamp() == 0:  # what obstore has where there is none
+        raise DataError(
+            f"{url}: its server sends neither ETag nor Last-Modified, so a change would not be seen",
+            hint="download the file, and name the copy",
+        )
     # Azure quotes it in the answer to a request, but not in a list.
     return str(meta["e_tag"] or meta["last_modified"].isoformat()).strip('"')
 

@@ -37,8 +37,8 @@ class BuildInput(Config):
 
     path: str
     """A folder (read recursively) or file of text, Markdown, HTML, code, JSONL, WARC, PDF, EPUB, DOCX, notebooks, mail,
-    man pages (all also .gz, .zst) or Parquet. Also in a store (``s3://``, ``gs://``, ``az://``, ``hf://``; one file by
-    ``https://``)."""
+    man pages (all also .gz, .zst) or Parquet. Also in a store (``s3://``, ``gs://``, ``az://``; one file of
+    ``https://`` or ``hf://``)."""
     name: str | None = None
     """Name of the source in the output; absent: the last part of the path, without suffixes."""
     text_field: str = "text"

@@ -20,6 +20,10 @@ def combinations(sweeps: Sequence[str]) -> list[tuple[str, ...]]:
     for sweep in sweeps:
         key, equals, text = sweep.partition("=")
         values = _values(text)
+        if key == "name":
+            raise UserError(
+                f"--sweep {sweep}: the values name the runs", hint="name=NAME without --sweep begins their names"
+            )
         if not equals or not key or not values:
             raise UserError(f"--sweep {sweep} has no values", allowed="KEY=VALUE,VALUE ...", hint=_HINT)
         twice = next((value for value in values if values.count(value) > 1), key if key in axes else None)
@@ -34,7 +38,10 @@ def combinations(sweeps: Sequence[str]) -> list[tuple[str, ...]]:
 
 def name_of(name: str, overrides: Sequence[str]) -> str:
     """Return the name of a run of a sweep: ``demo-lr-1e-4-seed-2``."""
-    parts = [override.partition("=")[0].rpartition(".")[2] + "-" + override.partition("=")[2] for override in overrides]
+    parts = [
+        override.partition("=")[0].rpartition(".")[2] + "-" + re.sub("^-", "m", override.partition("=")[2])
+        for override in overrides
+    ]
     return "-".join([name, *(re.sub(r"[^A-Za-z0-9._]+", "-", part).strip("-.") for part in parts)])[:100].rstrip("-.")
 
 

@@ -8,6 +8,7 @@ import hashlib
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from smalti.base.errors import RetryableError
+from smalti.base.hashing import xxh3_file
 from smalti.config.build import BlockConfig
 from smalti.data.build.clean import pii
 from smalti.data.build.clean.blocklists import Blocklists
@@ -33,7 +35,7 @@ from smalti.data.prepare.curate.normalize import normalize
 from smalti.data.prepare.curate.rules.presets import presets_by_name
 from smalti.data.prepare.curate.rules.rule import Preset, measure
 
-VERSION = 8
+VERSION = 9
 """Raised with every change after which the same inputs would give other rows."""
 
 EXTRACTED = pa.schema(
@@ -130,8 +132,19 @@ def extract_shard(
             )
 
 
+def list_digests(quality: str | None, language_model: str | None, block: BlockConfig | None) -> tuple[str, ...]:
+    """Return the digests of models and lists, each with what it is; the version of fastText decides its scores too."""
+    lists = block.model_dump(exclude={"max_words"}) if block else {}
+    files = {"quality_model": (quality,), "language_model": (language_model,), **lists}
+    digests = [f"{name} {xxh3_file(path)}" for name, paths in files.items() for path in paths if path]
+    return (*digests, *([f"fasttext {version('fasttext-predict')}"] if language_model else []))
+
+
 def annotate_shard(path: Path, extracted: Path, options: AnnotateOptions) -> None:
-    """Write the rows of ``extracted`` with annotations to ``path``."""
+    """Write the rows of ``extracted`` with annotations to ``path``.
+
+    RetryableError if a model or list is not that of ``options``: the rows would be stored under another's name.
+    """
     evaluation = EvaluationNgrams.load(options.evaluation) if options.evaluation else None
     classifier = Classifier.load(options.quality) if options.quality else None
     language_of = LanguageModel.load(options.language_model).identify if options.language_model else identify
@@ -148,6 +161,8 @@ def annotate_shard(path: Path, extracted: Path, options: AnnotateOptions) -> Non
                 blocked = blocklists.find(row["id"], row["text"]) if blocklists and is_text else None
                 row["blocked"] = " ".join(blocked) if blocked else None
                 writer.add(row, len(row["text"]))
+    if list_digests(options.quality, options.language_model, options.block) != options.file_digests:
+        raise RetryableError("a model or list changed while the build ran", hint="run the same command again")
 
 
 def batches(path: Path, columns: list[str] | None = None) -> Iterator[list[dict[str, Any]]]:

@@ -87,7 +87,7 @@ def input_shards(sources: dict[str, FoundFiles], progress: Progress) -> list[Inp
 
 def _shard(source: str, group: list[SourceFile], digests: list[list[str]]) -> InputShard:
     packages = sorted({_PACKAGES[file.kind] for file in group if file.kind in _PACKAGES})
-    content = [source, digests, *([name, version(name)] for name in packages)]
+    content = [source, digests, *([name, version(name)] for name in ("charset-normalizer", *packages))]
     return InputShard(source, tuple(group), digest_json(content), tuple(digest[1] for digest in digests))
 
 

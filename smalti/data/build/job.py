@@ -17,7 +17,7 @@ from smalti.base.progress import Progress, no_progress
 from smalti.config.build import BuildConfig, BuildInput
 from smalti.config.dedup import DedupConfig
 from smalti.config.identity import identity
-from smalti.data.build.annotate import VERSION, AnnotateOptions, annotate_shard, extract_shard
+from smalti.data.build.annotate import VERSION, AnnotateOptions, annotate_shard, extract_shard, list_digests
 from smalti.data.build.clean.blocklists import Blocklists
 from smalti.data.build.clean.language_model import LanguageModel
 from smalti.data.build.contamination import write_ngrams
@@ -52,6 +52,7 @@ def build(config: BuildConfig, progress: Progress = no_progress) -> BuildReport:
     for item in config.inputs:
         check_not_nested(item.path, config.output, f"input '{item.source}' ({item.path})")
     _check_files(config)
+    lists = list_digests(config.quality_model, config.language_model, config.block)
     sources = find_inputs(config.inputs)
     work = work_folder(config)
     for item in config.inputs:
@@ -62,14 +63,14 @@ def build(config: BuildConfig, progress: Progress = no_progress) -> BuildReport:
         evaluation = _evaluation(config, work)
         html = html_method(config.html)
         digest = digest_json(
-            [VERSION, identity(config), html, [shard.digest for shard in shards], evaluation, _file_digests(config),
+            [VERSION, identity(config), html, [shard.digest for shard in shards], evaluation, lists,
              {name: [files.skipped, files.unnamable] for name, files in sources.items()}]
         )  # fmt: skip
         report = BuildReport.up_to_date(config.output, digest)
         if report is not None:
             return report
         choose_runner(config.runner, config.ray_address, "smalti data build")
-        annotated = _annotate(config, shards, html, evaluation, work, progress)
+        annotated = _annotate(config, shards, html, (evaluation, lists), work, progress)
         steps = WorkFolder(work, digest)
         by_source: dict[str, list[Path]] = {source: [] for source in sources}
         for shard, path in zip(shards, annotated, strict=True):
@@ -103,18 +104,22 @@ def _annotate(
     config: BuildConfig,
     shards: list[InputShard],
     html: str,
-    evaluation: str | None,
+    digests: tuple[str | None, tuple[str, ...]],
     work: Path,
     progress: Progress,
 ) -> list[Path]:
-    """Run the two steps that work shard by shard; returns the annotated shards."""
+    """Run the two steps that work shard by shard; returns the annotated shards.
+
+    digests: of the evaluation sets, and of models and lists.
+    """
     inputs = {item.source: item for item in config.inputs}
+    options_of = {name: _annotate_options(config, item, digests, work) for name, item in inputs.items()}
     extracted = _extracted(config, shards, html, work)
     annotated = []
     for shard, path in zip(shards, extracted, strict=True):
-        options = _annotate_options(config, inputs[shard.source], evaluation, work)
+        options = options_of[shard.source]
         block = options.block and options.block.max_words
-        by_digest = {"evaluation": evaluation, "quality": None, "language_model": None, "block": block}
+        by_digest = {"evaluation": digests[0], "quality": None, "language_model": None, "block": block}
         settings = [path.stem, VERSION, options.__dict__ | by_digest]
         annotated.append(work / "annotated" / f"{digest_json(settings)}.parquet")
     tasks = [
@@ -128,7 +133,7 @@ def _annotate(
     ]
     run_shards("extracting", extract_shard, tasks, config, progress)
     tasks = [
-        Shard(result, (path, _annotate_options(config, inputs[shard.source], evaluation, work)), shard.n_bytes)
+        Shard(result, (path, options_of[shard.source]), shard.n_bytes)
         for shard, path, result in zip(shards, extracted, annotated, strict=True)
     ]
     run_shards("annotating", annotate_shard, tasks, config, progress)
@@ -158,7 +163,10 @@ def _extract_options(config: BuildConfig, item: BuildInput, html: str) -> Extrac
     )
 
 
-def _annotate_options(config: BuildConfig, item: BuildInput, evaluation: str | None, work: Path) -> AnnotateOptions:
+def _annotate_options(
+    config: BuildConfig, item: BuildInput, digests: tuple[str | None, tuple[str, ...]], work: Path
+) -> AnnotateOptions:
+    evaluation, lists = digests
     return AnnotateOptions(
         item.rules,
         config.clean,
@@ -169,7 +177,7 @@ def _annotate_options(config: BuildConfig, item: BuildInput, evaluation: str | N
         config.quality_model,
         config.language_model,
         config.block,
-        _file_digests(config),
+        lists,
     )
 
 
@@ -181,13 +189,6 @@ def _check_files(config: BuildConfig) -> None:
         LanguageModel.load(config.language_model)
     if config.block is not None:
         Blocklists.read(config.block)
-
-
-def _file_digests(config: BuildConfig) -> tuple[str, ...]:
-    """Return the digests of models and lists, each with what it is."""
-    lists = config.block.model_dump(exclude={"max_words"}) if config.block else {}
-    files = {"quality_model": (config.quality_model,), "language_model": (config.language_model,), **lists}
-    return tuple(f"{name} {xxh3_file(path)}" for name, paths in files.items() for path in paths if path)
 
 
 def _ngrams_file(work: Path, evaluation: str) -> Path:

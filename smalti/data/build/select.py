@@ -133,7 +133,7 @@ def _write(
         }
         for path in found.unnamable:
             report.of(source, SPLITS[0]).drop(UNNAMABLE_RULE, 0)
-            reason = "the name of the file is not UTF-8"
+            reason = "the name of the file is not UTF-8, or no URL can name it"
             drops.add({"id": path, "source": source, "split": SPLITS[0], "rule": UNNAMABLE_RULE, "reason": reason})
         for row, decision in zip(_rows(shards), _rows([decisions]), strict=True):
             assert row["id"] == decision["id"]

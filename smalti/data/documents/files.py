@@ -23,7 +23,8 @@ _PROSE = "txt text md markdown rst tex adoc org"
 _CODE = (
     "py pyi pyx ipy c h cc cpp cxx hpp hh hxx cu cuh m mm cs fs vb go rs java kt kts scala groovy clj js mjs cjs jsx "
     "ts tsx vue svelte rb php pl pm lua r jl sh bash zsh fish ps1 sql swift dart ex exs erl hrl hs ml mli lisp el scm "
-    "rkt asm s f f90 f95 pas ada v sv vhd zig nim d tcl html htm css scss less xml yaml yml toml ini cfg cmake proto tf"
+    "rkt asm s f f90 f95 pas ada v sv vhd zig nim d tcl html htm xhtml css scss less xml yaml yml toml ini cfg cmake "
+    "proto tf"
 )
 _CODE_SUFFIXES = frozenset(_CODE.split())
 _SUFFIX_KIND: dict[str, Kind] = {
@@ -74,7 +75,7 @@ class FoundFiles:
     skipped: dict[str, int] = field(default_factory=dict)
     """Number of skipped files by unknown suffix, of LINKED and of NO_FILE."""
     unnamable: tuple[str, ...] = ()
-    """Names that are not UTF-8, escaped: ids begin with the name."""
+    """Names that are not UTF-8, escaped: ids begin with the name; keys of stores that no URL names."""
 
 
 def is_code(name: str) -> bool:
@@ -120,15 +121,19 @@ def _in_store(url: str, include: Sequence[str]) -> FoundFiles:
     file = _source_file(url, base, for_build=True, n_bytes=0)
     if file is not None and (details := cloud.details(url)) is not None:
         return FoundFiles((replace(file, n_bytes=details[0], version=details[1]),))
-    if url.startswith("http"):
+    if url.startswith(("http", "hf")):
         if file is None:
             raise _unknown_kind(url, True)
-        raise DataError(f"{url} does not exist", hint="name a file: HTTP servers have no lists of files")
+        raise DataError(f"{url} does not exist", hint="name a file: there is no list of those of a folder")
     files: list[SourceFile] = []
     skipped: Counter[str] = Counter()
+    unnamable: list[str] = []
     for name, n_bytes, version in cloud.walk(url):
         base = os.path.basename(name)
         if any(part.startswith(".") for part in name.split("/")) or not _is_included(name, include):
+            continue
+        if "?" in name or "//" in name or name.startswith("/"):  # no URL of ours names it
+            unnamable.append(name)
             continue
         file = _source_file(store.join(url, name), name, for_build=True, n_bytes=n_bytes)
         if file is not None:
@@ -137,10 +142,11 @@ def _in_store(url: str, include: Sequence[str]) -> FoundFiles:
             raise _unknown_kind(store.join(url, name), True)
         else:
             skipped[Path(base).suffix or base] += 1
-    if not files:
+    if not files and not unnamable:
         matching = f" that match {', '.join(include)}" if include else ""
         raise DataError(f"{url} holds no documents{matching}", allowed=known_kinds(True), hint="check the URL")
-    return FoundFiles(tuple(sorted(files, key=lambda file: file.name)), dict(sorted(skipped.items())))
+    by_name = tuple(sorted(files, key=lambda file: file.name))
+    return FoundFiles(by_name, dict(sorted(skipped.items())), tuple(sorted(unnamable)))
 
 
 def _is_included(name: str, include: Sequence[str]) -> bool:

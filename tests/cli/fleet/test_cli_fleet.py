@@ -17,7 +17,7 @@ from cli_in_process import run_cli
 from queued import history
 
 from smalti.base.errors import UserError
-from smalti.cli.fleet.sweep import combinations
+from smalti.cli.fleet.sweep import combinations, name_of
 from smalti.fleet.controller import start
 from smalti.fleet.launch import code
 from smalti.fleet.queue import changes, runs
@@ -97,6 +97,7 @@ def test_a_sweep_queues_a_run_for_each_combination(work: Path) -> None:
         (["a"], "KEY=VALUE"),
         (["a="], "KEY=VALUE"),
         (["=1"], "KEY=VALUE"),
+        (["name=a,b"], "the values name the runs"),
         (["a=[1"], "KEY=VALUE"),
         (["a=" + ",".join(map(str, range(40))), "b=" + ",".join(map(str, range(40)))], "1,600 runs"),
     ],
@@ -107,6 +108,10 @@ def test_combinations_of_a_sweep(sweeps: list[str], expected: Any) -> None:
         return
     with pytest.raises(UserError, match=re.escape(expected)):
         combinations(sweeps)
+
+
+def test_the_names_of_a_sweep() -> None:
+    assert [name_of("d", [f"a.x={value}"]) for value in ("-1", "1", "[1, 2]")] == ["d-x-m1", "d-x-1", "d-x-1-2"]
 
 
 def test_the_text_of_the_listing_verbs(work: Path) -> None:

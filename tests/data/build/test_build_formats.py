@@ -11,6 +11,8 @@ import pytest
 
 from smalti.base.errors import UserError
 from smalti.config.build import BuildInput
+from smalti.data.build.extract.formats.mail import own_text
+from smalti.data.build.extract.formats.man import man_text
 from smalti.data.build.extract.html import html_method, html_text
 from smalti.data.build.extract.read import extract
 from smalti.data.build.extract.record import Extracted, ExtractOptions
@@ -148,8 +150,18 @@ def test_mail_is_what_its_author_wrote(tmp_path):
     box = b"".join(b"From x Mon Jan 1 2026\n" + made.mail(f"text {i}\n>From me\nFrom you\n\n") for i in range(3))
     rows = extracted(tmp_path, "d.mbox", box + b"From x\n" + b"y" * 1_000_001)
     assert [row.record.id for row in rows] == [f"d.mbox:{i}" for i in (1, 2, 3, 4)]
-    assert [row.record.text for row in rows[:3]] == [f"A subject\n\ntext {i}\nFrom you" for i in range(3)]
+    assert [row.record.text for row in rows[:3]] == [f"A subject\n\ntext {i}\nFrom me\nFrom you" for i in range(3)]
     assert rows[3].kind == "extract/too-large"
+
+
+def test_code_in_a_mail_is_not_quoted():
+    code = "p->next = q;\nx->y\nA->B\na>b"
+    assert own_text(f"See:\n{code}\n> quoted\nJD> quoted\n>quoted\n >quoted") == f"See:\n{code}"
+
+
+def test_the_other_branch_of_a_condition():
+    page = b".TH X 1\n.SH NAME\nx\n.ie t typeset\n.el terminal\n.ie n shown\n.el hidden\n.if t typeset\nend\n"
+    assert man_text(page).split() == ["NAME", "x", "terminal", "shown", "end"]
 
 
 def test_a_man_page_is_text_with_headings(tmp_path):

@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 from planted_documents import LANGUAGES, prose
 from test_build_job import config, rows, write_jsonl
 
-from smalti.base.errors import DataError, UserError
+from smalti.base.errors import DataError, RetryableError, UserError
 from smalti.config.build import BlockConfig
+from smalti.data.build import annotate
 from smalti.data.build.clean.blocklists import Blocklists
 from smalti.data.build.clean.language_model import LanguageModel
 from smalti.data.build.job import build
@@ -46,6 +47,7 @@ def lists(folder: Path, max_words: int = 0, **entries: str) -> Blocklists:
         ("https://good.example/pillsbury", None),
         ("https://[broken/pills", ("block/url-word", "pills")),
         ("spam.example/a.html", None),
+        ("https://spam.example./", ("block/domain", "spam.example")),
     ],
 )
 def test_addresses(tmp_path, address, found):
@@ -63,10 +65,11 @@ def test_addresses(tmp_path, address, found):
         ("a cheap\n  offer and pills", "cheap offer, pills"),
         ("これは禁止語です", "禁止語"),
         ("C++", "c++"),
+        ("वह चलो", None),
     ],
 )
 def test_words(tmp_path, text, found):
-    blocklists = lists(tmp_path, words="pills\nGröße\ncheap  offer\n禁止語\nc++\n")
+    blocklists = lists(tmp_path, words="pills\nचल\nGröße\ncheap  offer\n禁止語\nc++\n")
     assert blocklists.find("id", text) == (found and ("block/word", found))
 
 
@@ -100,6 +103,29 @@ def test_a_build_with_lists(tmp_path, rng):
     (tmp_path / "words.txt").write_text("# nothing\n")
     with pytest.raises(DataError, match="has no entries"):
         build(config(tmp_path, block=block))
+
+
+def test_a_list_that_changes_during_a_build(tmp_path, rng, monkeypatch):
+    write_jsonl(tmp_path / "in" / "pages.jsonl", {"a": prose(rng), "b": prose(rng) + " Buy cheap pills."})
+    words = tmp_path / "words.txt"
+    words.write_text("cheap pills\n")
+    read = Blocklists.read.__func__
+
+    calls = []
+
+    def then_changed(kind, block):
+        calls.append(block)
+        if len(calls) == 2:  # the first is before the work begins
+            words.write_text("the\n")
+        return read(kind, block)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(annotate.Blocklists, "read", classmethod(then_changed))
+        with pytest.raises(RetryableError, match="a model or list changed"):
+            build(config(tmp_path, block={"words": str(words)}))
+    words.write_text("cheap pills\n")
+    build(config(tmp_path, block={"words": str(words)}))
+    assert set(rows(tmp_path / "out", "documents")) == {"a"}
 
 
 def test_a_model_of_languages(tmp_path, rng):

@@ -19,7 +19,8 @@ HARD = st.lists(st.one_of(st.sampled_from(PIECES), st.text(max_size=3)), max_siz
 LINES = [
     "", "A line of prose, with a comma.", "We use cookies to serve you", "COOKIE POLICY", "privacy  policy",
     "All rights reserved", "Sign in", "log in ", "Read more...", "read more…", "Share this page", "share",
-    "Follow us on x", "Advertisement", "3 items in cart", "Please enable your Javascript", "var x = 5;", "window.alert(1);", "gtag('x')",
+    "Follow us on x", "Advertisement", "3 items in cart", "Please enable your Javascript", "var x = 5;",
+    "window.alert(1);", "gtag('x')",
     ".a, .b { color: red }", "color: red;", "Terms and conditions apply", "a; b", "x" * 240 + " sign in",
     "}function f() {", "```", "Terms", "log", "Skip to main content", "ſhare",
 ]  # fmt: skip

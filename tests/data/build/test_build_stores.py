@@ -16,8 +16,10 @@ from s3_buckets import bucket
 from test_build_job import config, rows
 
 from smalti.base.errors import DataError, UserError
-from smalti.data.build.inputs import find_inputs
+from smalti.data.build.inputs import find_inputs, local_files
 from smalti.data.build.job import build
+from smalti.data.documents import files as files_module
+from smalti.data.documents.files import find_files
 
 
 @pytest.fixture
@@ -104,8 +106,8 @@ def test_other_stores(tmp_path, files, kind, monkeypatch):
             "broken.txt.gz",
         ]
         assert [file.n_bytes for file in sources.files] == [len(files[file.name]) for file in sources.files]
-        build(config(tmp_path, inputs=[f"{kind}://box/in"]))
-    assert len(rows(tmp_path / "out", "documents")) == 3
+        with local_files(sources.files, tmp_path / "x") as local:
+            assert [Path(file.path).read_bytes() for file in local] == [files[file.name] for file in sources.files]
 
 
 @pytest.fixture
@@ -121,6 +123,22 @@ def http(tmp_path) -> Iterator[str]:
     yield f"http://127.0.0.1:{server.server_port}"
     server.shutdown()
     server.server_close()
+
+
+def test_a_server_that_says_nothing_of_changes(tmp_path, http, monkeypatch):
+    (tmp_path / "www" / "page.txt").write_text("text")
+    hidden = SimpleHTTPRequestHandler.send_header
+    monkeypatch.setattr(SimpleHTTPRequestHandler, "send_header",
+                        lambda self, name, value: name != "Last-Modified" and hidden(self, name, value))  # fmt: skip
+    with pytest.raises(DataError, match="neither ETag nor Last-Modified"):
+        build(config(tmp_path, inputs=f"{http}/page.txt"))
+
+
+def test_keys_that_no_url_names(monkeypatch):
+    keys = [("a?b.txt", 4, "1"), ("a//b.txt", 4, "1"), ("c.txt", 4, "1")]
+    monkeypatch.setattr(files_module.cloud, "walk", lambda url: iter(keys))
+    listed = find_files("s3://box/in", for_build=True)
+    assert ([file.name for file in listed.files], listed.unnamable) == (["c.txt"], ("a//b.txt", "a?b.txt"))
 
 
 def test_a_file_by_http(tmp_path, http):

@@ -14,7 +14,7 @@ DOMAIN_RULE = "block/domain"
 URL_RULE = "block/url-word"
 WORD_RULE = "block/word"
 
-_WORD = re.compile(r"\w+")
+_WORD = re.compile(r"[\w\u0300-\u036f\u0900-\u0dff]+")  # with vowel signs and other marks
 _WITHOUT_BLANKS = re.compile("[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff]")
 _ADDRESS = re.compile(r"https?://", re.IGNORECASE)
 
@@ -58,7 +58,7 @@ class Blocklists:
 
     def _in_address(self, address: str) -> tuple[str, str] | None:
         try:
-            host = (urlsplit(address).hostname or "").removeprefix("www.")
+            host = (urlsplit(address).hostname or "").rstrip(".").removeprefix("www.")
         except ValueError:  # such as a bracket that is not closed
             host = ""
         parts = host.split(".")
@@ -85,7 +85,9 @@ class Blocklists:
     @cached_property
     def _phrase(self) -> re.Pattern[str] | None:
         patterns = [
-            re.escape(entry) if _WITHOUT_BLANKS.search(entry) else rf"(?<!\w){re.escape(entry)}(?!\w)"
+            re.escape(entry)
+            if _WITHOUT_BLANKS.search(entry)
+            else rf"(?<![\w\u0900-\u0dff]){re.escape(entry)}(?![\w\u0900-\u0dff])"
             for entry in self.phrases
         ]
         return re.compile("|".join(patterns)) if patterns else None

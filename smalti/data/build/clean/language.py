@@ -12,7 +12,7 @@ from smalti.data.build.clean.function_words import WEIGHTS, WORDS
 from smalti.data.documents.characters import count, count_scripts, letters_only
 
 UNDETERMINED = "und"
-WITHOUT_BLANKS = frozenset({"ja", "zh", "th"})
+WITHOUT_BLANKS = frozenset({"ja", "zh", "th", "km", "lo", "my"})
 """Languages that are written without blanks between words: rules that count words do not apply."""
 
 _LANGUAGE_OF = {"hangul": "ko", "greek": "el", "hebrew": "he", "devanagari": "hi", "thai": "th"}

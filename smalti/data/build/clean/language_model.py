@@ -11,6 +11,7 @@ _SHORT = {
     "spa": "es", "pes": "fa", "fas": "fa", "fin": "fi", "fra": "fr", "heb": "he", "hin": "hi", "hun": "hu", "ind": "id",
     "ita": "it", "jpn": "ja", "kor": "ko", "nob": "nb", "no": "nb", "nld": "nl", "pol": "pl", "por": "pt", "ron": "ro",
     "rus": "ru", "swe": "sv", "tha": "th", "tur": "tr", "ukr": "uk", "vie": "vi", "cmn": "zh", "zho": "zh",
+    "khm": "km", "lao": "lo", "mya": "my",
 }  # fmt: skip
 
 

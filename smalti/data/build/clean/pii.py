@@ -48,7 +48,7 @@ _SOME_IPV4 = re.compile(r"\d\.\d{1,3}\.\d{1,3}\.\d")
 _SOME_IPV6 = re.compile(r":[0-9A-Fa-f]{0,4}:")
 """In every address: a search for these is several times as fast, and most texts have none."""
 _VERSION = re.compile(
-    r"(?:version:\s*|(?:version|release|section|chapter|clause|build|oid|sec\.|v\.?|§|abschnitt|kapitel|chapitre|"
+    r"(?:version:\s*|(?<![^\W\d_])(?:version|release|section|chapter|clause|build|oid|sec\.|v\.?|§|abschnitt|kapitel|chapitre|"
     r"sección|capítulo|apartado|sezione|capitolo|seção|hoofdstuk|standard)\s*|[a-z][-_]|(?-i:[A-Z][A-Za-z]+/)|[<>=~]=\s?|\^)$",
     re.IGNORECASE,
 )

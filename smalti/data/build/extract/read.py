@@ -53,11 +53,10 @@ def extract(file: SourceFile, options: ExtractOptions) -> Iterator[Extracted]:
 def _text(file: SourceFile, options: ExtractOptions) -> Iterator[Extracted]:
     name = file.name.lower().removesuffix(".gz").removesuffix(".zst")
     is_html = name.endswith(_HTML)
-    text, encoding = decode(_read(file, options), options.encoding, is_html=is_html)
-    if is_html:
-        text = parse(html_text, text, options.html, limit_s=options.max_parse_s)
+    source, encoding = decode(_read(file, options), options.encoding, is_html=is_html)
+    text = parse(html_text, source, options.html, limit_s=options.max_parse_s) if is_html else source
     kind = "html" if is_html else "code" if is_code(file.name) else "prose"
-    yield from _document(file, text, kind, encoding, options)
+    yield from _document(file, text, kind, encoding, options, source)
 
 
 def _whole(file: SourceFile, options: ExtractOptions) -> Iterator[Extracted]:
@@ -76,13 +75,17 @@ def _whole(file: SourceFile, options: ExtractOptions) -> Iterator[Extracted]:
 
 
 def _document(
-    file: SourceFile, text: str, kind: str, encoding: str | None, options: ExtractOptions
+    file: SourceFile, text: str, kind: str, encoding: str | None, options: ExtractOptions, source: str | None = None
 ) -> Iterator[Extracted]:
-    """Yield the parts of a file that is one document, or why it is not wanted of a code repository."""
+    """Yield the parts of a file that is one document, or why it is not wanted of a code repository.
+
+    source: what ``text`` is the text of, with its comments.
+    """
+    source = text if source is None else source
     licence = None
     if options.licences is not None:
-        licence = repository.licence_of(text, file.licence)
-        if reason := repository.generated(file.name, text):
+        licence = repository.licence_of(source, file.licence)
+        if reason := repository.generated(file.name, source):
             yield problem(file.name, repository.GENERATED_RULE, reason)
             return
         if options.licences == "permissive" and not repository.is_permissive(licence):

@@ -12,7 +12,8 @@ from smalti.data.build.extract.encoding import decode
 from smalti.data.build.extract.html import html_text
 from smalti.data.build.extract.unreadable import Unreadable
 
-_QUOTED = re.compile(r"[ ]?[\w.-]{0,4}>")
+_QUOTED = re.compile(r"[ ]?>|[\w.]{1,4}>(?:[\s>]|$)")
+_ESCAPED = re.compile(rb">+From ")
 _VERBS = "wrote|schrieb|a écrit|escribió|ha scritto|schreef"
 _WROTE = re.compile(rf"(?:On|Am|Le|El|Il|Op|Em|Den) .{{4,200}}(?:{_VERBS}).{{0,80}}:")
 _SIGNATURE = re.compile(r"-- ?|_{40,}|\.{40,}")
@@ -102,6 +103,8 @@ def messages(stream: IO[bytes], limit_bytes: int) -> Iterator[bytes | None]:
             continue
         else:
             is_first = False
+            if line_start and _ESCAPED.match(line):  # as an mbox writes a line that begins with From
+                line = line[1:]
             size += len(line)
             if size <= limit_bytes:
                 lines.append(line)

@@ -53,6 +53,7 @@ class _Page:
         self.parts: list[str] = []
         self._skip_to: str | None = None
         self._is_verbatim = False
+        self._held = True  # the condition of the last .ie
 
     def add(self, line: str) -> None:
         """Add a line of the source."""
@@ -85,7 +86,8 @@ class _Page:
 
     def _conditional(self, name: str, rest: str) -> None:
         match = re.match(r"(!?)([nt])\s+", rest)
-        holds = name != "el" and match is not None and (match[2] == "n") != bool(match[1])
+        holds = not self._held if name == "el" else match is not None and (match[2] == "n") != bool(match[1])
+        self._held = holds if name == "ie" else True
         body = rest[match.end() :] if match else rest
         if body.lstrip().startswith("\\{") or (not match and "\\{" in rest):
             if not holds and "\\}" not in body:
