@@ -20,6 +20,7 @@ def test_no_benchmark_hides_a_module_of_the_standard_library() -> None:
     "script",
     [
         "build_corpus.py",
+        "build_speed.py",
         "cross_entropy.py",
         "dedup.py",
         "experts.py",

@@ -35,7 +35,7 @@ from smalti.data.prepare.curate.normalize import normalize
 from smalti.data.prepare.curate.rules.presets import presets_by_name
 from smalti.data.prepare.curate.rules.rule import Preset, measure
 
-VERSION = 8
+VERSION = 9
 """Raised with every change after which the same inputs would give other rows."""
 
 EXTRACTED = pa.schema(

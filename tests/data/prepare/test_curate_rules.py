@@ -134,23 +134,30 @@ def test_c4_takes_lines_and_citations_out():
     assert judge(text, presets_by_name(["c4-2019"])).text == "\n".join(["A fine line  of text here."] * 5)
 
 
+BODY = "\n".join(f"This is a line of some length number {chr(97 + i)}." for i in range(20))
+
+
 @pytest.mark.parametrize(
-    "line",
-    ["Share", "CLICK HERE NOW to go", "12 345.6 -- 7", "12K likes", "  3,400 Views ", "Sign-in to see this",
-     "the story so far read more...", "you have 3 items in cart today"],
+    ("line", "left"),
+    [
+        *((line, None) for line in ("Share", "CLICK HERE NOW to go", "2024", "12K likes", " 3,400 Views ", "Sign-in")),
+        ("Sign-in to see this", "to see this"), ("the story Read more...", "the story"), ("Read more...", None),
+        ("you have 3 items in cart today", "you have 3 today"), ("items in cart", None), ("Sign-in Read more...", None),
+        *((line, line) for line in ("12 345.6 -- 7", "3 like", "ABC def", "Read more now", "12K likes of it", "- -")),
+        *((line, line) for line in (f"{'word ' * 9}read more...", f"sign-in {'word ' * 9}is", "to Sign-in")),
+    ],
 )  # fmt: skip
-def test_refinedweb_takes_lines_out(line):
-    body = "\n".join(f"This is a line of some length number {chr(97 + i)}." for i in range(20))
-    text = f"{body[:400]}\n{line}\n\n{body[400:]}"
-    verdict = judge(text, presets_by_name(["refinedweb-2023"]))
-    assert (verdict.rule, verdict.text) == (None, f"{body[:400]}\n\n{body[400:]}")
-    assert broken_by(f"{text}\n{line}" * 4, "refinedweb-2023") is None
-    assert broken_by(body[:200] + f"\n{line}" * 20, "refinedweb-2023") == "refinedweb-2023/removed-word-frac"
+def test_refinedweb_edits_lines_as_its_code(line, left):
+    kept = [BODY[:400], *([] if left is None else [left]), "", BODY[400:]]
+    verdict = judge("\n".join([BODY[:400], line, "", BODY[400:]]), presets_by_name(["refinedweb-2023"]))
+    assert (verdict.rule, verdict.text) == (None, "\n".join(kept))
 
 
-def test_refinedweb_keeps_prose():
-    text = "He had 12K likes on the post about it.\n\nShe did not sign-in, nor read more... of it than that line.\n" * 3
-    assert judge(text, presets_by_name(["refinedweb-2023"])).text == text
+def test_refinedweb_drops_what_loses_more_than_a_twentieth_of_its_words():
+    words = f"{prose(95)}\n"
+    assert broken_by(words + "more\n" * 5, "refinedweb-2023") is None
+    assert broken_by(words + "more\n" * 6, "refinedweb-2023") == "refinedweb-2023/removed-word-frac"
+    assert broken_by(words + "--\n" * 50, "refinedweb-2023") is None  # no words
 
 
 def test_fineweb_presets_differ_only_in_repeated_lines():
