@@ -6,8 +6,8 @@
 
 990 pages with segments that the text must and must not have (``evaldata.json``); a segment counts if it is in the text
 with white space made equal. Compared are Smalti's methods from the bytes of a page (its decoding, then ``html``), and
-trafilatura by itself with the options of its evaluation. ``--articles``: 181 pages with the text of their article; runs of
-four words are compared, each page alike (its ``evaluate.py``). Pages are read, not copied. ``--record`` writes
+trafilatura by itself with the options of its evaluation. ``--articles``: 181 pages with the text of their article; runs
+of four words are compared, each page alike (its ``evaluate.py``). Pages are read, not copied. ``--record`` writes
 bench/results/extraction.json.
 """
 
