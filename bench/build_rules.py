@@ -1,24 +1,19 @@
-"""Quality rules and speed of `smalti data build` against datatrove, on the same real and damaged pages.
+"""Quality rules of `smalti data build` beside datatrove's, on the same real and damaged pages.
 
-    make bench NAME=build_rules ARGS='--pages FOLDER'            10,000 pages, about 25 minutes on one core
-    make bench NAME=build_rules ARGS='--pages FOLDER --documents 500 --rounds 1'
+    make bench NAME=build_rules ARGS='--pages FOLDER'            10,000 pages, about 8 minutes on one core
+    make bench NAME=build_rules ARGS='--pages FOLDER --documents 500'
 
 ``FOLDER`` has HTML pages, such as those of Debian's documentation packages (``apt-get download``, ``dpkg-deb -x``). A
 seeded sample of them is read without tags; a third are damaged, so that rules have documents on both sides of their
-limit. *Rules*: whether each rule alone drops each document, in Smalti and in datatrove; once with datatrove's own word
-splitter (spaCy) and once with that of Smalti's rules. *Speed*: processor seconds from text to decision and clean text,
-in turns: datatrove's filters of Gopher, C4 and FineWeb and its PII formatter, which stop at the first reason to drop;
-Smalti's annotation with the same presets, which measures all rules, identifies the language, removes remains of markup
-and finds six kinds of personal data. ``--record`` writes bench/results/build_rules.json.
+limit. Whether each rule alone drops each document, in Smalti and in datatrove; once with datatrove's own word splitter
+(spaCy) and once with that of Smalti's rules. ``--record`` writes bench/results/build_rules.json.
 """
 
 import argparse
 import json
 import random
-import statistics
 import subprocess
 import tempfile
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -26,8 +21,6 @@ from typing import Any
 from peers import python_of
 from record import ROOT, RecordOption, record
 
-from smalti.data.build.annotate import AnnotateOptions, _annotated
-from smalti.data.build.clean.language import identify
 from smalti.data.build.extract.encoding import UnknownEncoding, decode
 from smalti.data.build.extract.html import without_tags
 from smalti.data.prepare.curate.normalize import normalize
@@ -102,28 +95,18 @@ def _scores(preset: Preset, text: str) -> Any:
             yield rule, f"{preset.name}/{rule.name}", rule.score(edited)
 
 
-def datatrove(what: str, source: Path, words: str) -> Any:
+def datatrove(source: Path, words: str) -> Any:
     """Run datatrove in its environment; returns its result."""
-    to = source.with_name(f"{what}-{words}.json")
+    to = source.with_name(f"{words}.json")
     script = ROOT / "bench" / "peers" / "rules_datatrove.py"
-    subprocess.run([python_of("dedup-datatrove"), script, what, source, to, words], check=True, capture_output=True)
+    subprocess.run([python_of("dedup-datatrove"), script, source, to, words], check=True, capture_output=True)
     return json.loads(to.read_text())
-
-
-def smalti_s(texts: list[str]) -> float:
-    """Return the processor seconds of Smalti's annotation."""
-    options = AnnotateOptions(NAMES, True, "replace", 17, 0.0, None)
-    begin_s = time.process_time()
-    for text in texts:
-        row = {"id": "0", "source": "a", "kind": "prose", "problem": None, "part": None, "encoding": None, "text": text}
-        _annotated(row, options, identify)
-    return time.process_time() - begin_s
 
 
 def compare_rules(texts: list[str], source: Path) -> dict[str, Any]:
     """Print and return how often both agree, by rule and word splitter."""
     mine, rows = decisions(texts), {}
-    theirs = {words: datatrove("decisions", source, words) for words in ("same", "english")}
+    theirs = {words: datatrove(source, words) for words in ("same", "english")}
     print(f"{'rule':<55} dropped  same words: only ours, only theirs   its words: only ours, only theirs")
     for name, dropped in mine.items():
         row: dict[str, Any] = {"dropped": sum(dropped)}
@@ -142,40 +125,20 @@ def compare_rules(texts: list[str], source: Path) -> dict[str, Any]:
     return rows
 
 
-def compare_speed(texts: list[str], source: Path, rounds: int) -> dict[str, Any]:
-    """Print and return the ratio of processor seconds, in turns."""
-    n_bytes = sum(len(text.encode()) for text in texts)
-    smalti_s(texts[:50])
-    result: dict[str, Any] = {"bytes": n_bytes}
-    for words in ("english", "same"):
-        pairs = [(smalti_s(texts), datatrove("speed", source, words)["cpu_s"]) for _ in range(rounds)]
-        ratios = [theirs / ours for ours, theirs in pairs]
-        result[words] = {"smalti_s": [ours for ours, _ in pairs], "datatrove_s": [theirs for _, theirs in pairs],
-                         "ratios": ratios}  # fmt: skip
-        print(f"speed, datatrove with {'its' if words == 'english' else 'the same'} words: Smalti takes "
-              f"1/{statistics.median(ratios):.2f} of the time ({min(ratios):.2f} to {max(ratios):.2f}); "
-              f"{n_bytes / 1e6 / statistics.median(ours for ours, _ in pairs):.2f} MB/s a core")  # fmt: skip
-    return result
-
-
 def main() -> None:
     """Run and print tables."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--pages", type=Path, required=True, help="a folder of HTML pages, read recursively")
-    parser.add_argument("--documents", type=int, default=10_000, help="for the rules")
-    parser.add_argument("--timed", type=int, default=1500, help="documents for the speed")
-    parser.add_argument("--rounds", type=int, default=5, help="pairs of timings")
+    parser.add_argument("--documents", type=int, default=10_000, help="how many")
     parser.add_argument("--record", action=RecordOption, help="write bench/results/build_rules.json")
     options = parser.parse_args()
     texts = documents(options.pages, options.documents)
     with tempfile.TemporaryDirectory() as name:
-        source, timed = Path(name) / "documents.jsonl", Path(name) / "timed.jsonl"
-        for path, some in ((source, texts), (timed, texts[: options.timed])):
-            path.write_text("".join(json.dumps({"text": text}) + "\n" for text in some))
-        speed = compare_speed(texts[: options.timed], timed, options.rounds)
+        source = Path(name) / "documents.jsonl"
+        source.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
         rows = compare_rules(texts, source)
     if options.record:
-        print("wrote", record("build_rules", {"documents": len(texts), "rules": rows, "speed": speed}))
+        print("wrote", record("build_rules", {"documents": len(texts), "rules": rows}))
 
 
 if __name__ == "__main__":

@@ -1,7 +1,6 @@
-"""datatrove's quality filters, each rule by itself, or all of them as a pipeline (run by bench/build_rules.py).
+"""datatrove's quality filters, each rule by itself (run by bench/build_rules.py).
 
-    rules_datatrove.py decisions IN.jsonl OUT.json WORDS     for each document and rule, whether that alone drops it
-    rules_datatrove.py speed IN.jsonl OUT.json WORDS         processor seconds of its filters and PII formatter
+    rules_datatrove.py IN.jsonl OUT.json WORDS     for each document and rule, whether that alone drops it
 
 ``WORDS``: ``english``, its own word and sentence splitter (spaCy); or ``same``, those of Smalti's rules in their place.
 """
@@ -9,7 +8,6 @@
 import json
 import re
 import sys
-import time
 from functools import lru_cache
 from typing import Any
 
@@ -24,7 +22,6 @@ from datatrove.pipeline.filters import (
     gopher_quality_filter,
     gopher_repetition_filter,
 )
-from datatrove.pipeline.formatters import PIIFormatter
 
 TOKEN = re.compile(r"\w+(?:['’\-]\w+)*|[^\w\s]")  # noqa: RUF001
 SENTENCE_END = re.compile(r"[.!?]+[\"')\]]*(?=\s|$)")
@@ -113,29 +110,17 @@ def use_same_words() -> None:
 
 def main() -> None:
     """Read documents, write the result."""
-    what, source, to, words = sys.argv[1:]
+    source, to, words = sys.argv[1:]
     with open(source) as file:
         texts = [json.loads(line)["text"] for line in file]
     if words == "same":
         use_same_words()
-    if what == "decisions":
-        remember_words()
-        every = rules()
-        result: Any = {name: [] for name in every}
-        for text in texts:
-            for name, rule in every.items():
-                result[name].append(decision(text, *rule))
-    else:
-        filters = [GopherRepetitionFilter(), GopherQualityFilter(), C4QualityFilter(filter_no_terminal_punct=False),
-                   FineWebQualityFilter()]  # fmt: skip
-        formatter = PIIFormatter()
-        begin_s, n_kept = time.process_time(), 0
-        for text in texts:
-            document = Document(text, "0")
-            if all(each.filter(document) is True for each in filters):
-                document.text = formatter.format(document.text)
-                n_kept += 1
-        result = {"cpu_s": time.process_time() - begin_s, "kept": n_kept}
+    remember_words()
+    every = rules()
+    result: dict[str, list[bool | None]] = {name: [] for name in every}
+    for text in texts:
+        for name, rule in every.items():
+            result[name].append(decision(text, *rule))
     with open(to, "w") as file:
         json.dump(result, file)
 
