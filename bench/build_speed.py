@@ -169,6 +169,7 @@ def main() -> None:
     parser.add_argument("--cores", type=int, default=32, help="of a machine")
     parser.add_argument("--dedup-rate", type=float, default=6.5, help="MB of text/s a core (docs/concepts/data)")
     parser.add_argument("--record", action=RecordOption, help="write bench/results/build_speed.json")
+    parser.add_argument("--of", help="kind of the pages: the result is build_speed-OF.json")
     options = parser.parse_args()
     rows, texts = extraction(pages_of(options.pages, options.documents))
     with tempfile.TemporaryDirectory() as name:
@@ -177,7 +178,7 @@ def main() -> None:
     if options.record:
         assumed = {name: getattr(options, name) for name in ("terabytes", "price", "hours", "cores", "dedup_rate")}
         figures = {"extraction": rows, "cleaning": clean, "extrapolated": table, "assumed": assumed}
-        print("wrote", record("build_speed", figures))
+        print("wrote", record(f"build_speed-{options.of}" if options.of else "build_speed", figures))
 
 
 if __name__ == "__main__":
