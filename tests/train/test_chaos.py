@@ -262,7 +262,10 @@ def test_the_agent_can_be_killed_and_the_same_command_continues(tmp_path) -> Non
     (tmp_path / "r.yaml").write_text(dump(config))
     agent = start("train", str(tmp_path / "r.yaml"))
     assert agent.finish()[0] == -signal.SIGKILL
+    complete = Path(config.run_folder).glob("checkpoints/step-*/COMPLETE")
+    newest = max(int(path.parent.name.removeprefix("step-")) for path in complete)
+    assert newest in (5, 10)  # on a busy machine step 10 is not written completely before the kill
     code, output = start("train", str(tmp_path / "r.yaml")).finish()
     assert code == 0, output
     events = [json.loads(line) for line in (Path(config.run_folder) / "events.jsonl").read_text().splitlines()]
-    assert [event["step"] for event in events if event["event"] == "resumed"] == [10]
+    assert [event["step"] for event in events if event["event"] == "resumed"] == [newest]
