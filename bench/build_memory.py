@@ -73,10 +73,12 @@ def write_inputs(folder: Path, n_bytes: int) -> None:
         os.replace(path.with_suffix(".tmp"), path)
 
 
-def build(folder: Path, cores: list[int]) -> dict[str, Any]:
+def build(folder: Path, cores: list[int], dedup: str) -> dict[str, Any]:
     """Build a set from ``folder/in``; returns its cost."""
     recipe = folder / "recipe.yaml"
-    recipe.write_text(f"name: memory\ninputs: {folder / 'in'}\noutput: {folder / 'out'}\nworkers: {len(cores)}\n")
+    recipe.write_text(
+        f"name: memory\ninputs: {folder / 'in'}\noutput: {folder / 'out'}\nworkers: {len(cores)}\ndedup: {dedup}\n"
+    )
     command = [sys.executable, "-m", "smalti", "data", "build", str(recipe)]
     cost = measured(command, cores=cores, limit_s=5 * 3600)
     report = json.loads((folder / "out" / "report.json").read_text())
@@ -94,6 +96,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--gigabytes", default="1,10", help="sizes of the input, ascending")
     parser.add_argument("--folder", type=Path, help="where to work (default: a temporary folder)")
+    parser.add_argument("--dedup", choices=["near", "exact", "none"], default="near", help="of the recipe")
     parser.add_argument("--record", action=RecordOption, help="write bench/results/build_memory.json")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(dir=options.folder) as name:
@@ -101,7 +104,7 @@ def main() -> None:
         rows = []
         for gigabytes in map(float, options.gigabytes.split(",")):
             write_inputs(folder / "in", int(gigabytes * 1e9))
-            rows.append(build(folder, sorted(os.sched_getaffinity(0))))
+            rows.append(build(folder, sorted(os.sched_getaffinity(0)), options.dedup))
             row = rows[-1]
             print(f"{row['input_bytes'] / 1e9:6.2f} GB  {row['documents']:>9,} documents  {row['kept']:>9,} kept  "
                   f"peak {row['peak_bytes'] / 2**20:7,.0f} MiB  {row['wall_s']:7,.0f} s  "

@@ -181,6 +181,8 @@ class BuildConfig(Config):
     does not depend on it."""
     ray_address: str | None = placement(None)
     """Address of the Ray cluster (``ray://host:10001``, ``host:6379``, ``auto``); absent: a cluster on this machine."""
+    memory_gb: Real = placement(4.0, gt=0)
+    """Approximate memory to find near-duplicates, in GB; a larger set is compared in more parts."""
     work: str | None = placement(None)
     """Folder for the results of steps, which a rerun reuses; absent: ``.NAME.steps`` beside the output. They take up to
     three times the size of the texts."""

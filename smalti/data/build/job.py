@@ -218,6 +218,7 @@ def _near_config(config: BuildConfig, selected: Path, work: Path) -> DedupConfig
         work=str(work / "near-work"),
         threshold=config.near_threshold,
         seed=config.seed,
+        memory_gb=config.memory_gb,
         runner=config.runner,
         ray_address=config.ray_address,
     )
